@@ -1,0 +1,45 @@
+"""Pure scheduling core: tasks, artifacts, layouts, the policy interface and the control plane.
+
+No torch, no sockets, no threads, no clock. Policies, the simulator and the online runtime all build on it.
+"""
+
+from gfdit.core.control import ControlPlane
+from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.policy import (
+    Admission,
+    Decision,
+    Dispatch,
+    Policy,
+    PolicyError,
+    RankView,
+    RequestView,
+    SchedulerView,
+    TaskView,
+)
+from gfdit.core.records import RankRecord
+from gfdit.core.tasks import Request, Shape, Task, TaskGraph, TaskKind, trajectory
+
+__all__ = [
+    "Admission",
+    "ControlPlane",
+    "CostModel",
+    "Decision",
+    "Dispatch",
+    "ExecutionLayout",
+    "ParallelSpec",
+    "Policy",
+    "PolicyError",
+    "RankRecord",
+    "RankView",
+    "Request",
+    "RequestView",
+    "SchedulerView",
+    "Shape",
+    "Task",
+    "TaskGraph",
+    "TaskKind",
+    "TaskView",
+    "UnknownCostError",
+    "trajectory",
+]

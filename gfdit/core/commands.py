@@ -1,0 +1,118 @@
+"""What the control plane asks of its driver. Order matters: a driver emits commands in the order given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Copy an artifact from ``source`` to ``destinations`` (ranks that lack it) on the migration lane."""
+
+    migration_id: int
+    artifact: str
+    source: int
+    destinations: tuple[int, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.source, *self.destinations)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """Run ``tasks`` (several: one batched step) on every rank of ``layout``.
+
+    A rank waits for the ``migrations`` that it takes part in, and drops the artifacts in ``consumes``
+    once the task has run: no later task reads them.
+    """
+
+    dispatch_id: int
+    tasks: tuple[Task, ...]
+    layout: ExecutionLayout
+    migrations: tuple[int, ...] = ()
+    consumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FreeArtifacts:
+    """Drop these artifacts on these ranks; an unknown one is no error."""
+
+    ranks: tuple[int, ...]
+    artifacts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetEdges:
+    """Return the edges among ``ranks`` to a fresh state after a failed collective; all are quiescent."""
+
+    reset_id: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """The first task of a request has been dispatched: it has left the queue."""
+
+    request_id: str
+    queue_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """A cancelled request holds nothing any more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequest:
+    """Admission refused the request (HTTP 429)."""
+
+    request_id: str
+    reason: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequest:
+    request_id: str
+    error: str
+    status_code: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFault:
+    """A policy raised, broke a rule or left ready tasks idle; scheduling goes on."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a :class:`~events.WakeUp` at this time; replaces an earlier one."""
+
+    at_s: float
+
+
+Command = (
+    Migrate
+    | RunTask
+    | FreeArtifacts
+    | ResetEdges
+    | StartRequest
+    | CompleteRequest
+    | CancelRequest
+    | RejectRequest
+    | FailRequest
+    | ReportFault
+    | WakeAt
+)

@@ -1,0 +1,307 @@
+"""The control plane: a sans-I/O state machine from events to commands (design: GF-DiT paper, section 5.1).
+
+``handle(event, now_s)`` is the whole interface. Sockets, clocks, devices and vLLM-Omni are the driver's
+business; the online runtime and the simulator drive this same object.
+
+Two rules keep group-free collectives safe. Commands come out in one order, and a driver hands each rank its
+commands first in, first out: any two ranks therefore see the collectives they share in the same order. And a
+rank runs one task at a time, so a group's members are all on the same task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
+from gfdit.core.cost import CostModel
+from gfdit.core.policy import Decision, Dispatch, Policy, PolicyError, SchedulerView
+from gfdit.core.records import DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.rules import check_dispatch
+from gfdit.core.state import ClusterState
+from gfdit.core.tasks import Task
+
+
+class ControlPlane:
+    """Owns every request from arrival to its one terminal command."""
+
+    def __init__(self, policy: Policy, ranks: Iterable[RankRecord], cost: CostModel) -> None:
+        self.policy = policy
+        self.cost = cost
+        self.state = ClusterState(ranks)
+        self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
+        self._now_s = 0.0
+        self._out: list[cmd.Command] = []
+        self._next_id = 0
+        self._resets: dict[int, tuple[set[int], tuple[int, ...]]] = {}
+        self._migrations: dict[int, set[int]] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ev.RequestArrived: self._on_arrived,
+            ev.RequestCancelled: self._on_cancelled,
+            ev.TaskDispatched: lambda event: None,
+            ev.TaskStarted: lambda event: None,
+            ev.TaskFinished: self._on_finished,
+            ev.TaskFailed: self._on_failed,
+            ev.MigrationFinished: self._on_migrated,
+            ev.EdgesReset: self._on_edges_reset,
+            ev.RankLost: self._on_rank_lost,
+            ev.RankJoined: self._on_rank_joined,
+            ev.WakeUp: lambda event: None,
+        }
+
+    def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
+        """Take one event in and return the commands that follow from it, in the order to emit them.
+
+        Late events (of a task or request that has ended) are ignored. Raises ``ValueError`` for a malformed
+        graph or a request id that is still alive.
+        """
+        self._now_s = now_s
+        self._out = []
+        self._handlers[type(event)](event)
+        self._schedule()
+        return self._out
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
+        self.state.check_integrity()
+        resetting = {rank for waiting, ranks in self._resets.values() for rank in ranks}
+        for rank in self.state.ranks.values():
+            assert (rank.reset is None) == (rank.id not in resetting), (
+                f"rank {rank.id} and its edge reset disagree"
+            )
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is alive: no request, dispatch, migration or edge reset."""
+        return not (self.state.requests or self.state.dispatches or self._migrations or self._resets)
+
+    # Events
+
+    def _on_arrived(self, event: ev.RequestArrived) -> None:
+        event.graph.check()
+        request_id = event.request.id
+        if request_id in self.state.requests:
+            raise ValueError(f"request id {request_id!r} is already alive")
+        record = self.state.new_record(event.request, event.graph)
+        if self._admit is not None and (refusal := self._ask_admission(record)):
+            self._out.append(refusal)
+            return
+        self.state.add(record)
+
+    def _ask_admission(self, record: RequestRecord) -> cmd.Command | None:
+        assert self._admit is not None
+        try:
+            answer = self._admit(record.view, self._view())
+        except Exception as error:
+            self._out.append(cmd.ReportFault(f"policy {self.policy.name!r} raised in admit: {error!r}"))
+            return None
+        if answer.accepted:
+            return None
+        return cmd.RejectRequest(record.request.id, answer.reason, answer.retry_after_s)
+
+    def _on_cancelled(self, event: ev.RequestCancelled) -> None:
+        if record := self.state.requests.get(event.request_id):
+            self._end(record, cmd.CancelRequest(event.request_id))
+
+    def _on_finished(self, event: ev.TaskFinished) -> None:
+        if dispatch := self._report(event.dispatch_id, event.rank):
+            dispatch.seconds = max(dispatch.seconds, event.seconds)
+            self._close_if_done(dispatch)
+
+    def _on_failed(self, event: ev.TaskFailed) -> None:
+        if dispatch := self._report(event.dispatch_id, event.rank):
+            if dispatch.error is None or (dispatch.secondary and not event.secondary):
+                dispatch.error, dispatch.status_code = event.error, event.status_code
+                dispatch.secondary = event.secondary
+            self._close_if_done(dispatch)
+
+    def _report(self, dispatch_id: int, rank: int) -> DispatchRecord | None:
+        """Note that ``rank`` is done with a dispatch; None for a late or repeated report."""
+        dispatch = self.state.dispatches.get(dispatch_id)
+        if dispatch is None or rank not in dispatch.waiting_for:
+            return None
+        dispatch.waiting_for.discard(rank)
+        return dispatch
+
+    def _on_migrated(self, event: ev.MigrationFinished) -> None:
+        if (waiting := self._migrations.get(event.migration_id)) is not None:
+            waiting.discard(event.rank)
+            if not waiting:
+                del self._migrations[event.migration_id]
+
+    def _on_edges_reset(self, event: ev.EdgesReset) -> None:
+        if (reset := self._resets.get(event.reset_id)) is None:
+            return
+        waiting, ranks = reset
+        waiting.discard(event.rank)
+        if not waiting:
+            del self._resets[event.reset_id]
+            for rank in ranks:
+                self.state.set_rank(rank, reset=None)
+
+    def _on_rank_lost(self, event: ev.RankLost) -> None:
+        if event.rank not in self.state.ranks:
+            return
+        message = f"rank {event.rank} was lost: {event.reason}"
+        for reset_id in list(self._resets):
+            self._on_edges_reset(ev.EdgesReset(reset_id, event.rank))
+        for migration_id in list(self._migrations):
+            self._on_migrated(ev.MigrationFinished(migration_id, event.rank))
+        orphans = self.state.drop_rank(event.rank)
+        for dispatch_id in list(self.state.dispatches):
+            self._on_failed(ev.TaskFailed(dispatch_id, event.rank, message, status_code=503))
+        for request_id in orphans:
+            if record := self.state.requests.get(request_id):
+                self._end(record, cmd.FailRequest(request_id, message, status_code=503))
+
+    def _on_rank_joined(self, event: ev.RankJoined) -> None:
+        self.state.restore_rank(event.rank)
+
+    # Completion
+
+    def _close_if_done(self, dispatch: DispatchRecord) -> None:
+        if dispatch.waiting_for:
+            return
+        failed = dispatch.error is not None
+        present = tuple(rank for rank in dispatch.layout.ranks if rank in self.state.ranks)
+        self.state.release(dispatch)
+        if failed and len(present) > 1:
+            # A member may have stopped in the middle of a collective: its edges are out of step.
+            self._reset_edges(present)
+        if not failed and len(dispatch.tasks) == 1:
+            self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds)
+        for task in dispatch.tasks:
+            record = self.state.requests[task.request_id]
+            record.running.discard(dispatch.id)
+            if dispatch.error is None:
+                self._out.extend(self.state.finish_task(record, task, dispatch.layout))
+            elif record.ending is None:
+                record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
+            self._settle(record)
+
+    def _settle(self, record: RequestRecord) -> None:
+        """End the request if it is over, else offer its next tasks."""
+        if record.ending is not None:
+            self._end(record, record.ending)
+        elif record.num_finished == len(record.graph.tasks):
+            self._end(record, cmd.CompleteRequest(record.request.id))
+        else:
+            self.state.offer_ready(record)
+
+    def _end(self, record: RequestRecord, terminal: cmd.Command) -> None:
+        """Emit the terminal command and free everything, once no task of the request runs any more."""
+        record.ending = record.ending or terminal
+        self.state.withdraw_ready(record)
+        if record.running:
+            return
+        if freed := self.state.remove(record):
+            self._out.append(freed)
+        self._out.append(record.ending)
+
+    def _reset_edges(self, ranks: tuple[int, ...]) -> None:
+        reset_id = self._new_id()
+        self._resets[reset_id] = (set(ranks), ranks)
+        for rank in ranks:
+            self.state.set_rank(rank, reset=reset_id)
+        self._out.append(cmd.ResetEdges(reset_id, ranks))
+
+    # Scheduling
+
+    def _view(self) -> SchedulerView:
+        return self.state.view(self._now_s, self.cost)
+
+    def _schedule(self) -> None:
+        """Ask the policy and carry its decision out; its mistakes are contained here."""
+        while self.state.has_work():
+            try:
+                decision = self.policy.schedule(self._view())
+                if not isinstance(decision, Decision):
+                    raise TypeError(f"schedule returned {type(decision).__name__}, not Decision")
+                ask_again = self._carry_out(decision)
+            except Exception as error:
+                ask_again = self._contain(error)
+            if not ask_again:
+                return
+
+    def _contain(self, error: Exception) -> bool:
+        """A policy made a mistake that no request can be named for. Say whether to ask it again at once.
+
+        While something runs, its end brings another view. When nothing does, no event would ever come: the
+        oldest waiting request fails with the policy's error, so that the server goes on.
+        """
+        message = str(error) if isinstance(error, PolicyError) else f"{error!r}"
+        message = f"policy {self.policy.name!r} failed in schedule: {message}"
+        self._out.append(cmd.ReportFault(message))
+        if self.state.dispatches or self._resets:
+            return False
+        oldest = self.state.oldest_ready()
+        self._end(oldest, cmd.FailRequest(oldest.request.id, message))
+        return True
+
+    def _carry_out(self, decision: Decision) -> bool:
+        """Dispatch what keeps the rules. Say whether to ask again, since a refusal has changed the view."""
+        refused = False
+        for dispatch in decision.dispatches:
+            try:
+                check_dispatch(
+                    dispatch, policy=self.policy.name, ready=self.state.ready, ranks=self.state.rank_views
+                )
+            except PolicyError as error:
+                self._refuse(dispatch, error)
+                refused = True
+            else:
+                self._dispatch(dispatch)
+        if refused:
+            return True
+        if decision.wake_at_s is not None:
+            self._out.append(cmd.WakeAt(decision.wake_at_s))
+        elif self.state.ready and not (self.state.dispatches or self._resets):
+            message = (
+                f"policy {self.policy.name!r} left every rank idle with {len(self.state.ready)} tasks ready"
+            )
+            self._out.append(cmd.ReportFault(message))
+        return False
+
+    def _refuse(self, dispatch: Dispatch, error: PolicyError) -> None:
+        """A dispatch broke a rule: the requests it names fail with that rule, the others are untouched."""
+        named = {self.state.ready[task].request_id for task in dispatch.tasks if task in self.state.ready}
+        if not named:
+            raise error
+        self._out.append(cmd.ReportFault(str(error)))
+        for request_id in sorted(named):
+            self._end(self.state.requests[request_id], cmd.FailRequest(request_id, str(error)))
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        views = tuple(self.state.ready[name] for name in dispatch.tasks)
+        tasks = tuple(self.state.task(name) for name in dispatch.tasks)
+        migrations = [
+            self._migrate(move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)
+        ]
+        record = DispatchRecord(self._new_id(), tasks, views, dispatch.layout, set(dispatch.layout.ranks))
+        busy_until_s = self._now_s + self.cost.task_s(views[0], dispatch.layout)
+        for task in tasks:
+            owner = self.state.requests[task.request_id]
+            if not owner.started:
+                owner.started = True
+                self._out.append(cmd.StartRequest(owner.request.id, self._now_s - owner.request.arrival_s))
+        self.state.occupy(record, busy_until_s)
+        self._out.append(
+            cmd.RunTask(record.id, tasks, dispatch.layout, tuple(migrations), self._consumed(tasks))
+        )
+
+    def _migrate(self, move: tuple[str, int, tuple[int, ...]]) -> int:
+        artifact, source, destinations = move
+        migration = cmd.Migrate(self._new_id(), artifact, source, destinations)
+        self._migrations[migration.migration_id] = set(migration.ranks)
+        self._out.append(migration)
+        return migration.migration_id
+
+    def _consumed(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+        return tuple(
+            name for task in tasks for name in task.inputs if self.state.artifact(task, name).readers == 1
+        )
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id

@@ -1,0 +1,99 @@
+"""What happens outside the control plane and is told to it. All plain data, so a run can be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gfdit.core.tasks import Request, TaskGraph
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    request: Request
+    graph: TaskGraph
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDispatched:
+    """CPU-side dispatch to one rank is complete; the device may still be busy with it."""
+
+    dispatch_id: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """The device of one rank has begun the dispatch."""
+
+    dispatch_id: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """The device of one rank is done; ``seconds`` is its measured execution time."""
+
+    dispatch_id: int
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """One rank gave the dispatch up. ``secondary`` marks an error that only echoes a peer's failure."""
+
+    dispatch_id: int
+    rank: int
+    error: str
+    status_code: int = 500
+    secondary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationFinished:
+    migration_id: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgesReset:
+    """One rank has reset its side of the edges among the ranks of a :class:`~commands.ResetEdges`."""
+
+    reset_id: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost:
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoined:
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """A time asked for with :class:`~commands.WakeAt` has come."""
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | TaskDispatched
+    | TaskStarted
+    | TaskFinished
+    | TaskFailed
+    | MigrationFinished
+    | EdgesReset
+    | RankLost
+    | RankJoined
+    | WakeUp
+)

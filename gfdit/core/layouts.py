@@ -1,0 +1,50 @@
+"""Where and how a task runs: ordered ranks and a parallel specification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ParallelSpec:
+    """Degrees of sequence (``sp``) and classifier-free-guidance (``cfg``) parallelism."""
+
+    sp: int = 1
+    cfg: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of ranks the specification occupies."""
+        return self.sp * self.cfg
+
+    def __str__(self) -> str:
+        return f"sp{self.sp}" if self.cfg == 1 else f"cfg{self.cfg}xsp{self.sp}"
+
+
+SINGLE = ParallelSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionLayout:
+    """Ordered global ranks under a :class:`ParallelSpec`.
+
+    The rank of CFG branch ``c`` and sequence shard ``s`` is ``ranks[c * sp + s]``. A layout is a plain
+    record: the control plane checks it against the rules when a policy hands it in.
+    """
+
+    ranks: tuple[int, ...]
+    parallel: ParallelSpec = SINGLE
+
+    def sp_ranks(self, rank: int) -> tuple[int, ...]:
+        """Ordered global ranks that share ``rank``'s CFG branch and split its sequence."""
+        sp = self.parallel.sp
+        start = self.ranks.index(rank) // sp * sp
+        return self.ranks[start : start + sp]
+
+    def cfg_ranks(self, rank: int) -> tuple[int, ...]:
+        """Ordered global ranks that hold ``rank``'s sequence shard, one per CFG branch."""
+        sp = self.parallel.sp
+        return self.ranks[self.ranks.index(rank) % sp :: sp]
+
+    def __str__(self) -> str:
+        return f"{self.parallel}@{','.join(map(str, self.ranks))}"

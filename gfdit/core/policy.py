@@ -1,0 +1,119 @@
+"""The interface a scheduling policy implements, and the immutable view it decides on.
+
+A policy sees every ready task and every rank, and answers with the tasks to run now, each on an execution
+layout of its choice. It reads time from ``view.now_s`` alone, so the same object gives the same decisions in
+the simulator and in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gfdit.core.cost import CostModel
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.tasks import Shape, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """A ready task. ``artifacts`` pairs each input with the ranks that hold it."""
+
+    id: str
+    request_id: str
+    model: str
+    kind: TaskKind
+    step_index: int
+    shape: Shape
+    cfg: bool
+    candidates: tuple[ParallelSpec, ...]
+    artifacts: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now."""
+
+    id: str
+    model: str
+    shape: Shape
+    cfg: bool
+    steps_done: int
+    num_steps: int
+    arrival_s: float
+    deadline_s: float | None
+    priority: int
+    slo_class: str
+    candidates: tuple[ParallelSpec, ...]
+    tasks_left: Mapping[TaskKind, int]
+    last_layout: ExecutionLayout | None
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models."""
+
+    id: int
+    busy_until_s: float | None
+    running_request: str | None
+    resident: frozenset[str]
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Everything a policy may look at, valid during one ``schedule`` call."""
+
+    now_s: float
+    ready: tuple[TaskView, ...]
+    requests: Mapping[str, RequestView]
+    ranks: tuple[RankView, ...]
+    free_ranks: tuple[int, ...]
+    cost: CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Run these tasks (several: one batched step) on this layout now."""
+
+    tasks: tuple[str, ...]
+    layout: ExecutionLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to run now, and when to ask again if nothing else happens before."""
+
+    dispatches: tuple[Dispatch, ...] = ()
+    wake_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Answer of a policy's optional ``admit(request: RequestView, view: SchedulerView)``."""
+
+    accepted: bool
+    reason: str = ""
+    retry_after_s: float | None = None
+
+    @classmethod
+    def accept(cls) -> Admission:
+        return cls(True)
+
+    @classmethod
+    def reject(cls, reason: str, retry_after_s: float | None = None) -> Admission:
+        return cls(False, reason, retry_after_s)
+
+
+class Policy(Protocol):
+    """Implement ``schedule``; the constructor's keyword arguments are the policy's ``--policy-arg`` s."""
+
+    name: str
+
+    def schedule(self, view: SchedulerView) -> Decision: ...
+
+
+class PolicyError(Exception):
+    """A decision broke a rule. The message names policy, task and rule."""

@@ -1,0 +1,106 @@
+"""Mutable state the control plane keeps per request, artifact, dispatch and rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gfdit.core.commands import Command
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.policy import RequestView, TaskView
+from gfdit.core.tasks import Request, Task, TaskGraph
+
+
+class ArtifactState(StrEnum):
+    PENDING = "pending"
+    MATERIALIZED = "materialized"
+    FREED = "freed"
+
+
+@dataclass(slots=True)
+class ArtifactRecord:
+    """``layout`` is the authoritative one, where it was made; ``holders`` are all ranks with a copy.
+
+    ``readers`` counts the tasks that have still to read it.
+    """
+
+    id: str
+    readers: int
+    state: ArtifactState = ArtifactState.PENDING
+    layout: ExecutionLayout | None = None
+    holders: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A live request. Its tasks go from ``waiting`` to ``offered`` (ready or running) to finished.
+
+    ``waiting`` counts the inputs a task still lacks; ``unblocked`` are tasks that lack none any more.
+    """
+
+    request: Request
+    graph: TaskGraph
+    sequence: int  # arrival order
+    view: RequestView
+    artifacts: dict[str, ArtifactRecord] = field(init=False)
+    position: dict[str, int] = field(init=False)  # of each task in the graph
+    consumers: dict[str, list[Task]] = field(init=False)  # by artifact
+    waiting: dict[str, int] = field(init=False)
+    unblocked: list[Task] = field(init=False)
+    offered: dict[str, Task] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)  # dispatch ids
+    touched: set[int] = field(default_factory=set)  # ranks that have held an artifact
+    num_finished: int = 0
+    started: bool = False
+    ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
+
+    def __post_init__(self) -> None:
+        tasks = self.graph.tasks
+        self.position = {task.id: index for index, task in enumerate(tasks)}
+        self.consumers = {name: [] for task in tasks for name in task.outputs}
+        for task in tasks:
+            for name in task.inputs:
+                self.consumers[name].append(task)
+        self.artifacts = {
+            name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()
+        }
+        self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
+        self.unblocked = [task for task in tasks if not task.inputs]
+
+    def materialize(self, name: str, layout: ExecutionLayout) -> None:
+        """``name`` now exists on every rank of ``layout``; its readers may become unblocked."""
+        art = self.artifacts[name]
+        art.state, art.layout, art.holders = ArtifactState.MATERIALIZED, layout, set(layout.ranks)
+        for task in self.consumers[name]:
+            self.waiting[task.id] -= 1
+            if self.waiting[task.id] == 0:
+                del self.waiting[task.id]
+                self.unblocked.append(task)
+
+
+@dataclass(slots=True)
+class DispatchRecord:
+    id: int
+    tasks: tuple[Task, ...]
+    views: tuple[TaskView, ...]
+    layout: ExecutionLayout
+    waiting_for: set[int]  # ranks that have not reported
+    migrations: tuple[int, ...] = ()
+    seconds: float = 0.0
+    error: str | None = None
+    status_code: int = 500
+    secondary: bool = False
+
+
+@dataclass(slots=True)
+class RankRecord:
+    id: int
+    resident: frozenset[str]
+    node: int = 0
+    dispatch: int | None = None
+    reset: int | None = None  # edges being reset: not free
+    busy_until_s: float | None = None
+
+    @property
+    def free(self) -> bool:
+        return self.dispatch is None and self.reset is None

@@ -1,0 +1,69 @@
+"""The rules a decision must keep, checked before anything is dispatched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.policy import Dispatch, PolicyError, RankView, TaskView
+
+
+def check_dispatch(
+    dispatch: Dispatch,
+    *,
+    policy: str,
+    ready: Mapping[str, TaskView],
+    ranks: Mapping[int, RankView],
+) -> None:
+    """Raise :class:`PolicyError` naming policy, task and rule unless ``dispatch`` may run now."""
+    label = ", ".join(map(str, dispatch.tasks)) or "(none)"
+
+    def broken(rule: str) -> PolicyError:
+        return PolicyError(f"policy {policy!r} broke a rule for task {label}: {rule}")
+
+    if not dispatch.tasks:
+        raise broken("a dispatch names at least one task")
+    if len(set(dispatch.tasks)) != len(dispatch.tasks):
+        raise broken("a dispatch names a task once")
+    if waiting := [name for name in dispatch.tasks if name not in ready]:
+        raise broken(f"{waiting[0]} is not ready")
+    _check_ranks(dispatch.layout, ranks, broken)
+    tasks = [ready[name] for name in dispatch.tasks]
+    _check_batch(tasks, broken)
+    for task in tasks:
+        if dispatch.layout.parallel not in task.candidates:
+            allowed = ", ".join(map(str, task.candidates))
+            raise broken(f"{task.kind} at {dispatch.layout.parallel} is not feasible, allowed: {allowed}")
+        for rank in dispatch.layout.ranks:
+            if task.model not in ranks[rank].resident:
+                raise broken(f"model {task.model!r} is not loaded on rank {rank}")
+
+
+def _check_ranks(layout: ExecutionLayout, ranks: Mapping[int, RankView], broken) -> None:
+    spec = layout.parallel
+    if min(spec.sp, spec.cfg) < 1 or spec.size != len(layout.ranks):
+        raise broken(
+            f"sp x cfg must equal the number of ranks, got {spec.sp} x {spec.cfg} on {len(layout.ranks)}"
+        )
+    if len(set(layout.ranks)) != len(layout.ranks):
+        raise broken(f"a rank is named twice in {layout.ranks}")
+    for rank in layout.ranks:
+        if rank not in ranks:
+            raise broken(f"rank {rank} does not exist or is lost, ranks: {sorted(ranks)}")
+        if ranks[rank].running_request is not None:
+            raise broken(f"rank {rank} is busy with request {ranks[rank].running_request}")
+
+
+def _check_batch(tasks: list[TaskView], broken) -> None:
+    first = tasks[0]
+    for task in tasks[1:]:
+        same = (task.kind, task.model, task.shape, task.cfg) == (
+            first.kind,
+            first.model,
+            first.shape,
+            first.cfg,
+        )
+        if not same:
+            raise broken(
+                f"{task.id} cannot share a batch with {first.id}: kind, model, shape and cfg must agree"
+            )

@@ -1,0 +1,138 @@
+"""Requests as graphs of trajectory tasks and the artifacts between them (GF-DiT paper, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gfdit.core.layouts import SINGLE, ParallelSpec
+
+
+class TaskKind(StrEnum):
+    """The four kinds of trajectory task; one ``DENOISE`` task per denoising step."""
+
+    ENCODE = "encode"
+    PREPARE = "prepare"
+    DENOISE = "denoise"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of what a request generates, in pixels and frames."""
+
+    height: int
+    width: int
+    num_frames: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Nominal sequence length: 16 x 16 pixels a token, four frames a latent frame.
+
+        Models differ by a constant factor, so this is a scale to interpolate costs on, not a tensor size.
+        """
+        latent_frames = (self.num_frames - 1) // 4 + 1
+        return max(1, latent_frames * (self.height // 16) * (self.width // 16))
+
+    def __str__(self) -> str:
+        frames = f"x{self.num_frames}" if self.num_frames > 1 else ""
+        return f"{self.height}x{self.width}{frames}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the control plane knows of a request; prompts and tensors stay outside.
+
+    ``arrival_s`` and ``deadline_s`` are absolute, on the clock whose readings are handed to the control
+    plane. A larger ``priority`` is more urgent. ``cfg`` says whether both guidance branches are computed.
+    """
+
+    id: str
+    model: str
+    shape: Shape
+    num_steps: int
+    arrival_s: float
+    cfg: bool = False
+    deadline_s: float | None = None
+    priority: int = 0
+    slo_class: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One schedulable unit: reads ``inputs``, makes ``outputs`` (artifact ids)."""
+
+    id: str
+    request_id: str
+    kind: TaskKind
+    step_index: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    candidates: tuple[ParallelSpec, ...] = (SINGLE,)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGraph:
+    """The tasks of one request, a directed acyclic graph in topological order.
+
+    A task is ready once every input is materialized; the request is complete once every task has finished.
+    """
+
+    request_id: str
+    tasks: tuple[Task, ...]
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless every input is made by exactly one earlier task."""
+        made: set[str] = set()
+        ids: set[str] = set()
+        for task in self.tasks:
+            if task.id in ids or task.request_id != self.request_id:
+                raise ValueError(f"task {task.id} is repeated or belongs to another request")
+            ids.add(task.id)
+            if missing := [name for name in task.inputs if name not in made]:
+                raise ValueError(f"task {task.id} reads {missing[0]}, which no earlier task makes")
+            if again := [name for name in task.outputs if name in made]:
+                raise ValueError(f"task {task.id} makes {again[0]} a second time")
+            made.update(task.outputs)
+        if not self.tasks:
+            raise ValueError(f"request {self.request_id} has no tasks")
+
+
+def trajectory(
+    request_id: str,
+    num_steps: int,
+    denoise_candidates: tuple[ParallelSpec, ...],
+    *,
+    prepare: bool = True,
+    decode_candidates: tuple[ParallelSpec, ...] = (SINGLE,),
+) -> TaskGraph:
+    """The usual diffusion trajectory: encode, prepare, ``num_steps`` denoising steps, decode.
+
+    ``conditioning`` is made once and only read; ``latents/i`` is the state before step ``i`` and is consumed
+    by that step. With ``prepare=False`` encoding also makes the initial latents (pipelines that fuse both).
+    """
+
+    def name(part: str) -> str:
+        return f"{request_id}/{part}"
+
+    conditioning, first = name("conditioning"), name("latents/0")
+
+    def task(
+        kind: TaskKind, step: int, inputs: tuple[str, ...], outputs: tuple[str, ...], specs=(SINGLE,)
+    ) -> Task:
+        suffix = f"{kind}/{step}" if kind is TaskKind.DENOISE else str(kind)
+        return Task(name(suffix), request_id, kind, step, inputs, outputs, specs)
+
+    if prepare:
+        tasks = [
+            task(TaskKind.ENCODE, 0, (), (conditioning,)),
+            task(TaskKind.PREPARE, 0, (conditioning,), (first,)),
+        ]
+    else:
+        tasks = [task(TaskKind.ENCODE, 0, (), (conditioning, first))]
+    for step in range(num_steps):
+        reads, writes = name(f"latents/{step}"), name(f"latents/{step + 1}")
+        tasks.append(task(TaskKind.DENOISE, step, (conditioning, reads), (writes,), denoise_candidates))
+    last = name(f"latents/{num_steps}")
+    tasks.append(task(TaskKind.DECODE, 0, (conditioning, last), (), decode_candidates))
+    return TaskGraph(request_id, tuple(tasks))
