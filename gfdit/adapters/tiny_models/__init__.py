@@ -1,0 +1,50 @@
+"""Small random checkpoints of real model families, for tests and the demo.
+
+One module per family, imported when used, with `write(directory, spec)`. The real pipeline classes, text
+encoders, VAEs and schedulers load them: what is small is their shape.
+"""
+
+import importlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FAMILIES = {
+    "qwen-image": "gfdit.adapters.tiny_models.qwen_image",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyModelSpec:
+    """What may vary. The transformer's width is `num_heads * head_dim`."""
+
+    seed: int = 0
+    num_layers: int = 2
+    num_heads: int = 4
+    head_dim: int = 32
+
+    def __post_init__(self) -> None:
+        for name, value in (("layers", self.num_layers), ("heads", self.num_heads)):
+            if value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        if self.head_dim < 16 or self.head_dim % 16:
+            raise ValueError(f"--head-dim must be a positive multiple of 16, got {self.head_dim}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be in [0, 2**32), got {self.seed}")
+
+
+def build(family: str, directory: Path, spec: TinyModelSpec) -> None:
+    """Write the checkpoint: whole, or not at all. Needs torch, transformers and diffusers, but not vLLM."""
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}; allowed: {', '.join(FAMILIES)}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise FileExistsError(f"{directory} exists and is not an empty folder")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
+        checkpoint = Path(scratch) / "checkpoint"
+        checkpoint.mkdir()
+        importlib.import_module(FAMILIES[family]).write(checkpoint, spec)
+        if directory.exists():
+            directory.rmdir()
+        shutil.move(checkpoint, directory)

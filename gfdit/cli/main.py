@@ -1,0 +1,91 @@
+"""The `gfdit` command: one module per sub-command, imported only when it is used.
+
+A module provides `configure(parser)` and `run(args) -> exit status`. A ValueError or OSError that leaves it
+is the user's mistake: one line on stderr, exit status 2. What follows a bare `--` arrives in
+`args.passthrough`.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+USAGE_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    module: str
+    summary: str
+    takes_passthrough: bool = False
+
+
+COMMANDS = {
+    "tiny-model": Command("gfdit.cli.tiny_model", "write a small random checkpoint that runs on a CPU"),
+    "serve": Command(
+        "gfdit.cli.serve",
+        "serve a model with a policy that schedules every denoising step",
+        takes_passthrough=True,
+    ),
+    "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
+    "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if args else USAGE_ERROR
+    name = args[0]
+    if name not in COMMANDS:
+        return _fail("gfdit", f"unknown command {name!r}; allowed: {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    prog = f"gfdit {name}"
+    try:
+        module = importlib.import_module(command.module)
+        parser = _Parser(prog=prog, description=command.summary, allow_abbrev=False)
+        module.configure(parser)
+        own, passthrough = _split(args[1:])
+        if passthrough and not command.takes_passthrough:
+            raise ValueError(f"takes nothing after --, got: {' '.join(passthrough)}")
+        namespace = parser.parse_args(own)
+        namespace.passthrough = passthrough
+        return int(module.run(namespace))
+    except ModuleNotFoundError as error:
+        return _fail(prog, f"this command needs {error.name}, which is not installed")
+    except (ValueError, OSError) as error:
+        return _fail(prog, str(error))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, except that an error is one line and says what is allowed."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            allowed = ", ".join(option for option in self._option_string_actions if option.startswith("--"))
+            self.error(f"unrecognized: {' '.join(unknown)}; allowed: {allowed}")
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    """argparse itself would hand what follows `--` to the command's own positional arguments."""
+    end = args.index("--") if "--" in args else len(args)
+    return args[:end], args[end + 1 :]
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: gfdit COMMAND [options]   (gfdit COMMAND --help)", "", *lines])
+
+
+def _fail(prog: str, message: str) -> int:
+    print(f"{prog}: error: {' '.join(message.split())}", file=sys.stderr)
+    return USAGE_ERROR
