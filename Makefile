@@ -1,0 +1,41 @@
+# Everything starts from an empty clone with Python 3.11 or newer and make.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.gfdit-setup
+
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types clean
+
+help:
+	@echo "make demo    watch running requests change their parallelism (sets everything up)"
+	@echo "make test    lint, types and tests (sets everything up)"
+	@echo "make setup   only the environment, in $(VENV)"
+	@echo "make lint types clean"
+
+setup: $(STAMP)
+
+$(STAMP): tools/setup.py pyproject.toml $(wildcard requirements/*.txt)
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) tools/setup.py --venv $(VENV)
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+test: lint types
+	@$(BIN)/python -m pytest
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: setup
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist out gfdit.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
