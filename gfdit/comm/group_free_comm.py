@@ -1,0 +1,269 @@
+"""Group-free collectives: any ordered subset of ranks, no communicator per subset (paper §4).
+
+One world-level set-up (the heap) serves every group; a group is metadata. Names and semantics follow
+``torch.distributed``. What the caller guarantees is pairwise-consistent order: any two ranks issue the
+operations they share, on one lane, in the same order. What the caller gets when it, or a peer, fails is a
+CommError within ``timeout_s``, never a hang; other edges keep working.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gfdit.comm.checks import (
+    check_disjoint,
+    check_gathered_shape,
+    check_same_dtype,
+    check_tensor,
+    row_splits,
+)
+from gfdit.comm.group import Group, make_group
+from gfdit.comm.heap import Call, Operation, PeerSlice, SymmetricHeap
+from gfdit.comm.reduction import GATHER_LIMIT_BYTES, check_summable, split_evenly, sum_in_order
+
+
+class GroupFreeComm:
+    """Collectives of one rank on one lane of a symmetric heap.
+
+    Tensors are on the heap's device, of any dtype; inputs may be strided, outputs must be contiguous. Each
+    operation raises ValueError for the caller's mistakes before it communicates, and CommTimeout,
+    CommMismatch or CommAborted when the peers do not agree. ``timeout_s`` bounds each wait for one peer, so
+    a long message that makes progress is never cut off. After a CommError the edges of the operation need
+    ``reset``.
+
+    One thread at a time per lane; lanes are independent. ``abort`` may be called from any thread.
+    """
+
+    def __init__(self, heap: SymmetricHeap, timeout_s: float = 30.0, *, lane: str | None = None) -> None:
+        """Opens ``lane`` of the heap, by default its first one (``"compute"``).
+
+        Raises ValueError if the lane is unknown or was opened already: then use ``lane()`` of that
+        communicator.
+        """
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {timeout_s}")
+        self.lane_name = lane or heap.lanes[0]
+        self.timeout_s = timeout_s
+        self.rank = heap.rank
+        self.world_size = heap.world_size
+        self._heap = heap
+        self._device = heap.device
+        self._transport = heap.open_lane(self.lane_name, timeout_s=timeout_s)
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=heap.device)
+        self._siblings = {self.lane_name: self}
+        self._siblings_lock = threading.Lock()
+
+    def lane(self, name: str) -> GroupFreeComm:
+        """The communicator of lane ``name`` over the same heap: own counters and slots, own thread.
+
+        The same object every time. Raises ValueError for a lane the heap was not created with.
+        """
+        with self._siblings_lock:
+            if name not in self._siblings:
+                sibling = GroupFreeComm(self._heap, self.timeout_s, lane=name)
+                sibling._siblings, sibling._siblings_lock = self._siblings, self._siblings_lock
+                self._siblings[name] = sibling
+            return self._siblings[name]
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """A logical group of global ranks in this order, valid on every lane. Non-members do nothing.
+
+        Raises ValueError for duplicates, ranks outside the world, or when this rank is not a member.
+        """
+        return make_group(ranks, rank=self.rank, world_size=self.world_size, session=self._heap.session)
+
+    def barrier(self, group: Group) -> None:
+        """Returns once every member has entered."""
+        peers = [PeerSlice(peer, 0, 0, 0, 0) for peer in self._peers(group)]
+        self._transport.exchange(_call(Operation.BARRIER, group), self._nothing, self._nothing, peers)
+
+    def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
+        """``out[i]`` := ``x`` of the member at position ``i``.
+
+        Shapes: ``x`` (rows, ...), the same in all members; ``out`` (len(group) * rows, ...) or
+        (len(group), rows, ...). ``x`` may be this rank's own part of ``out``.
+        """
+        peers = self._peers(group)
+        self._check_pair(out, x)
+        check_gathered_shape(out, x, len(group))
+        x = x.contiguous()
+        size = x.nbytes
+        position = {rank: index for index, rank in enumerate(group.ranks)}
+        pieces = [PeerSlice(peer, 0, size, position[peer] * size, size) for peer in peers]
+        own = PeerSlice(self.rank, 0, size, group.index * size, size)
+        self._transport.exchange(_call(Operation.ALL_GATHER, group), x, out, [*pieces, own])
+
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        group: Group,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Part ``i`` of ``x`` goes to position ``i``; part ``i`` of ``out`` comes from it. Parts along dim 0.
+
+        Split sizes are rows per position, equal parts by default. What a rank sends to a peer must be what
+        the peer expects from it (else CommMismatch). ``out`` and ``x`` must not overlap.
+        """
+        peers = self._peers(group)
+        self._check_pair(out, x)
+        send_rows = row_splits("input", x, input_split_sizes, len(group))
+        recv_rows = row_splits("output", out, output_split_sizes, len(group))
+        send_bytes, recv_bytes = _row_bytes(x), _row_bytes(out)
+        if send_bytes != recv_bytes and x.numel() and out.numel():
+            raise ValueError(f"rows of {tuple(out.shape[1:])} cannot receive rows of {tuple(x.shape[1:])}")
+        if send_rows[group.index] != recv_rows[group.index]:
+            raise ValueError(
+                f"rank {self.rank} keeps {send_rows[group.index]} rows of its input "
+                f"but {recv_rows[group.index]} rows of its output"
+            )
+        x = x.contiguous()
+        check_disjoint(out, x)
+        pieces = _slices(
+            group, peers, [n * send_bytes for n in send_rows], [n * recv_bytes for n in recv_rows]
+        )
+        self._transport.exchange(_call(Operation.ALL_TO_ALL, group), x, out, pieces)
+
+    def broadcast(self, x: torch.Tensor, src: int, group: Group) -> None:
+        """``x`` of global rank ``src`` to every member, in place. The source need not wait for the others."""
+        peers = self._peers(group)
+        if src not in group.ranks:
+            raise ValueError(f"the source of a broadcast, rank {src}, is not in group {group.ranks}")
+        check_tensor("x", x, self._device, contiguous=src != self.rank)
+        call = _call(Operation.BROADCAST, group)._replace(ranks=(src, *(r for r in group.ranks if r != src)))
+        if src == self.rank:
+            self._transport.push(call, x.contiguous(), peers)
+        else:
+            self._transport.pull(call, x, src)
+
+    def all_reduce(self, x: torch.Tensor, group: Group) -> None:
+        """Sum over the members, in place, ``x`` of any strides. Every member gets the same bits.
+
+        Added in group order whatever the size; half-precision types in float32, rounded once. Raises
+        ValueError for dtypes without a sum (bool, fp8, complex).
+        """
+        peers = self._peers(group)
+        check_tensor("x", x, self._device, contiguous=False)
+        check_summable(x)
+        if not peers:
+            return
+        call = _call(Operation.ALL_REDUCE, group)
+        flat = x.reshape(-1)
+        sum_all = self._sum_gathered if flat.nbytes <= GATHER_LIMIT_BYTES else self._sum_scattered
+        x.copy_(sum_all(call, flat, group, peers).view(x.shape))
+
+    def send(self, x: torch.Tensor, dst: int) -> None:
+        """All of ``x`` to global rank ``dst``. May return before, and may wait until, it is received."""
+        self._check_partner(dst)
+        check_tensor("x", x, self._device, contiguous=False)
+        self._transport.push(self._pair_call(self.rank, dst), x.contiguous(), (dst,))
+
+    def recv(self, out: torch.Tensor, src: int) -> None:
+        """Fill ``out`` with what global rank ``src`` sends; sizes must agree."""
+        self._check_partner(src)
+        check_tensor("out", out, self._device, contiguous=True)
+        self._transport.pull(self._pair_call(src, self.rank), out, src)
+
+    def abort(self, ranks: Iterable[int]) -> None:
+        """Make every wait on the edges shared with ``ranks``, here and there, raise CommAborted promptly.
+
+        Of this lane only. Callable from any thread; holds until ``reset``. Edges to other ranks go on.
+        """
+        self._transport.abort(self._checked_peers(ranks))
+
+    def reset(self, peers: Iterable[int], generation: int | None = None) -> None:
+        """Start this lane's edges shared with ``peers`` afresh, after a failed or aborted operation.
+
+        Host protocol, for each unordered pair of ranks to recover:
+
+        1. *Quiesce.* Both ranks have left their failed operation (it raised) and issue nothing on the edge. A
+           rank that may be stuck is aborted first; a dead one is quiet by nature.
+        2. *Reset.* Both call ``reset`` naming the other, in any order and at any time after 1 is true of
+           both.
+        3. *Resume.* A rank may use the edge as soon as its own reset returned; it need not know that the
+           peer's has, since a reset erases nothing that the peer may already have written. A rank that used
+           the edge without resetting would get CommMismatch or CommTimeout.
+
+        Both ends must reset equally often, or pass the same ``generation`` (larger than any before, for
+        example a recovery number chosen by the control plane); a rank process that replaces a dead one
+        attaches to the same heap and must be given it. Raises ValueError if this lane is inside an
+        operation.
+        """
+        self._transport.reset(self._checked_peers(peers), generation)
+
+    def _sum_gathered(
+        self, call: Call, flat: torch.Tensor, group: Group, peers: Sequence[int]
+    ) -> torch.Tensor:
+        gathered = torch.empty(len(group), flat.numel(), dtype=flat.dtype, device=flat.device)
+        pieces = _slices(group, peers, [0] * len(group), [flat.nbytes] * len(group))
+        pieces = [piece._replace(send_offset=0, send_bytes=flat.nbytes) for piece in pieces]
+        self._transport.exchange(call, flat.contiguous(), gathered, pieces)
+        return sum_in_order(gathered)
+
+    def _sum_scattered(
+        self, call: Call, flat: torch.Tensor, group: Group, peers: Sequence[int]
+    ) -> torch.Tensor:
+        """Each member sums one part and passes the sum on: less traffic than everybody summing everything."""
+        sizes = split_evenly(flat.numel(), len(group))
+        part_bytes = [size * flat.element_size() for size in sizes]
+        mine = part_bytes[group.index]
+        parts = torch.empty(len(group), sizes[group.index], dtype=flat.dtype, device=flat.device)
+        pieces = _slices(group, peers, part_bytes, [mine] * len(group))
+        self._transport.exchange(call, flat.contiguous(), parts, pieces)
+        total = torch.empty_like(flat, memory_format=torch.contiguous_format)
+        pieces = _slices(group, peers, [mine] * len(group), part_bytes)
+        pieces = [piece._replace(send_offset=0) for piece in pieces]
+        self._transport.exchange(call, sum_in_order(parts), total, pieces)
+        return total
+
+    def _peers(self, group: Group) -> tuple[int, ...]:
+        if group.rank != self.rank:
+            raise ValueError(f"rank {self.rank} was given a group made by rank {group.rank}")
+        return group.peers
+
+    def _check_pair(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        check_tensor("out", out, self._device, contiguous=True)
+        check_tensor("x", x, self._device, contiguous=False)
+        check_same_dtype(out, x)
+
+    def _check_partner(self, rank: int) -> None:
+        if rank == self.rank or not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} cannot exchange with rank {rank}")
+
+    def _checked_peers(self, ranks: Iterable[int]) -> list[int]:
+        """The given ranks without this one, so that a group's ranks can be passed as they are."""
+        peers = sorted({int(rank) for rank in ranks} - {self.rank})
+        for peer in peers:
+            self._check_partner(peer)
+        return peers
+
+    def _pair_call(self, src: int, dst: int) -> Call:
+        pair = make_group((src, dst), rank=self.rank, world_size=self.world_size, session=self._heap.session)
+        return _call(Operation.SEND, pair)
+
+
+def _call(operation: Operation, group: Group) -> Call:
+    return Call(operation, group.seed, group.ranks)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    num_elements = 1
+    for extent in tensor.shape[1:]:
+        num_elements *= extent
+    return num_elements * tensor.element_size()
+
+
+def _slices(
+    group: Group, peers: Sequence[int], send_bytes: Sequence[int], recv_bytes: Sequence[int]
+) -> list[PeerSlice]:
+    """Consecutive parts of input and output by group position; the peers first, in ``peers`` order."""
+    by_rank = {}
+    send_offset = recv_offset = 0
+    for rank, send, recv in zip(group.ranks, send_bytes, recv_bytes, strict=True):
+        by_rank[rank] = PeerSlice(rank, send_offset, send, recv_offset, recv)
+        send_offset, recv_offset = send_offset + send, recv_offset + recv
+    return [*(by_rank[peer] for peer in peers), by_rank[group.rank]]

@@ -1,0 +1,239 @@
+"""The CPU heap: one file in /dev/shm holding a segment per rank, mapped by one process per rank.
+
+Plain files instead of ``multiprocessing.shared_memory``: the latter's resource tracker (Python < 3.13)
+unlinks a block when any process that merely attached to it exits.
+
+Nothing leaks when a rank is killed, since only the owner unlinks, and it may do so as soon as every rank has
+attached: mappings outlive the name. Should the owner itself be killed before that, a later ``create`` removes
+the file once it is old and nobody uses it: every user holds a shared lock, which the kernel drops with the
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from gfdit.comm.futex import default_waiter
+from gfdit.comm.host_transport import HostTransport
+from gfdit.comm.layout import SegmentLayout
+from gfdit.comm.memory_order import memory_fence
+
+_PREFIX = "gfdit-heap-"
+# Longer than anyone takes between create and attach, when a heap has no user that holds its lock yet.
+_ABANDONED_AFTER_S = 3600.0
+DEFAULT_LANES = ("compute", "migration")
+DEFAULT_SLOT_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeapDescriptor:
+    """All a rank needs to attach. Pickles, and goes through JSON with ``to_json`` / ``from_json``."""
+
+    path: str
+    session: int
+    world_size: int
+    lanes: tuple[str, ...]
+    slot_bytes: int
+    scratch_bytes: int
+
+    @property
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(self.world_size, len(self.lanes), self.slot_bytes, self.scratch_bytes)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> HeapDescriptor:
+        fields = json.loads(text)
+        return cls(**{**fields, "lanes": tuple(fields["lanes"])})
+
+    def unlink(self) -> None:
+        """Remove the name. For the owner, once every rank attached or at the end; harmless twice."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+class SharedMemoryHeap:
+    """A ``SymmetricHeap`` over POSIX shared memory. Make one with ``create`` + ``attach``.
+
+    Close it only when no thread is inside a collective: operations on a closed heap raise ValueError.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        world_size: int,
+        *,
+        lanes: Sequence[str] = DEFAULT_LANES,
+        slot_bytes: int = DEFAULT_SLOT_BYTES,
+        scratch_bytes: int = 0,
+    ) -> HeapDescriptor:
+        """Reserve the memory for ``world_size`` ranks; the caller owns it and must ``unlink`` the descriptor.
+
+        ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair.
+        Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
+        """
+        if len(set(lanes)) != len(lanes):
+            raise ValueError(f"lane names must differ, got {tuple(lanes)}")
+        layout = SegmentLayout(world_size, len(lanes), slot_bytes, scratch_bytes)
+        directory = _directory()
+        _remove_abandoned(directory)
+        path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
+        session = secrets.randbits(63)
+        descriptor = HeapDescriptor(path, session, world_size, tuple(lanes), slot_bytes, scratch_bytes)
+        _reserve(path, layout.segment_bytes * world_size)
+        return descriptor
+
+    @classmethod
+    def attach(cls, descriptor: HeapDescriptor, rank: int) -> SharedMemoryHeap:
+        """Map the heap as ``rank``. Raises ValueError for a rank out of range, FileNotFoundError if gone."""
+        return cls(descriptor, rank)
+
+    def __init__(self, descriptor: HeapDescriptor, rank: int) -> None:
+        if not 0 <= rank < descriptor.world_size:
+            raise ValueError(f"rank {rank} is not in a world of {descriptor.world_size}")
+        self.descriptor = descriptor
+        self.layout = descriptor.layout
+        self._rank = rank
+        self._fence = memory_fence()
+        self._waiter = default_waiter()
+        self._opened: set[str] = set()
+        self._closed = False
+        self._fd = os.open(descriptor.path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        self._map = mmap.mmap(self._fd, self.layout.segment_bytes * descriptor.world_size)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._words = memoryview(self._map).cast("B").cast("Q")
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self.descriptor.world_size
+
+    @property
+    def session(self) -> int:
+        return self.descriptor.session
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        return self.descriptor.lanes
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def base_pointer(self, rank: int) -> int:
+        return self._address + rank * self.layout.segment_bytes
+
+    def scratch(self, rank: int) -> torch.Tensor:
+        """``rank``'s scratch region, uint8 of ``scratch_bytes``; drop every view before ``close``."""
+        offset = rank * self.layout.segment_bytes + self.layout.scratch_offset
+        return torch.frombuffer(
+            self._map, dtype=torch.uint8, count=self.descriptor.scratch_bytes, offset=offset
+        )
+
+    def open_lane(self, lane: str, *, timeout_s: float) -> HostTransport:
+        if self._closed:
+            raise ValueError(f"the heap of rank {self._rank} is closed")
+        if lane not in self.lanes:
+            raise ValueError(f"unknown lane {lane!r}; this heap has {', '.join(self.lanes)}")
+        if lane in self._opened:
+            raise ValueError(f"lane {lane!r} of rank {self._rank} is already open; use comm.lane({lane!r})")
+        self._opened.add(lane)
+        return HostTransport(
+            rank=self._rank,
+            lane=lane,
+            lane_index=self.lanes.index(lane),
+            layout=self.layout,
+            words=self._words,
+            address=self._address,
+            timeout_s=timeout_s,
+            waiter=self._waiter,
+            fence=self._fence,
+        )
+
+    def close(self) -> None:
+        """Unmap and drop the lock. Memory still viewed by a tensor is unmapped when the tensor goes."""
+        if self._closed:
+            return
+        self._closed = True
+        self._words.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self._fd)
+
+    def unlink(self) -> None:
+        self.descriptor.unlink()
+
+    def __enter__(self) -> SharedMemoryHeap:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _directory() -> str:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+
+
+def _reserve(path: str, num_bytes: int) -> None:
+    """Create ``path`` with real pages behind it: a sparse file would fail later, with SIGBUS in a copy."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, num_bytes)
+        else:
+            os.ftruncate(fd, num_bytes)
+    except OSError as error:
+        os.unlink(path)
+        if error.errno != errno.ENOSPC:
+            raise
+        directory = os.path.dirname(path)
+        free_bytes = shutil.disk_usage(directory).free
+        raise OSError(
+            errno.ENOSPC,
+            f"the shared-memory heap needs {num_bytes / 2**20:.1f} MiB in {directory}, "
+            f"{free_bytes / 2**20:.1f} MiB are free: lower slot_bytes or enlarge it (docker: --shm-size)",
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def _remove_abandoned(directory: str) -> None:
+    for name in os.listdir(directory):
+        if not name.startswith(_PREFIX):
+            continue
+        path = os.path.join(directory, name)
+        # Not ours to remove, or removed by someone else meanwhile: both are fine.
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER_S and not _in_use(path):
+                os.unlink(path)
+
+
+def _in_use(path: str) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

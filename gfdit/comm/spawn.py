@@ -1,0 +1,175 @@
+"""Run a function on a world of rank processes and collect the results: for scripts, tests and benchmarks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from gfdit.comm.group_free_comm import GroupFreeComm
+from gfdit.comm.shared_memory_heap import DEFAULT_LANES, DEFAULT_SLOT_BYTES, HeapDescriptor, SharedMemoryHeap
+
+_ATTACHED, _RESULT, _ERROR = "attached", "result", "error"
+_EXIT_S = 5.0
+
+
+class RankFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """A rank died, did not answer in time, or raised something that cannot be pickled."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(rank, reason)
+        self.rank = rank
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.reason}"
+
+
+def spawn(
+    fn: Callable[..., Any],
+    world_size: int,
+    heap: str = "shared_memory",
+    args: Sequence[Any] = (),
+    *,
+    timeout_s: float = 300.0,
+    comm_timeout_s: float = 30.0,
+    lanes: Sequence[str] = DEFAULT_LANES,
+    slot_bytes: int = DEFAULT_SLOT_BYTES,
+    scratch_bytes: int = 0,
+    start_method: str = "spawn",
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` in one process per rank; returns the results by rank.
+
+    ``fn``, ``args`` and results are pickled by value. Each rank has one torch thread. The first exception
+    that reaches the parent is raised again here, with a note that names the rank and its traceback;
+    RankFailed stands in for a rank that died, and for all when ``timeout_s`` (start included) runs out. The
+    other ranks are killed then. ``comm_timeout_s`` is the communicator's timeout.
+    ``start_method="forkserver"`` imports torch once for many calls; the default starts from a clean
+    interpreter each time.
+    """
+    if heap != "shared_memory":
+        raise ValueError(f"unknown heap {heap!r}; known: 'shared_memory'")
+    payload = pickle.dumps((fn, tuple(args)))
+    context: Any = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(["gfdit.comm"])
+    descriptor = SharedMemoryHeap.create(
+        world_size, lanes=lanes, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes
+    )
+    world = _World(descriptor)
+    try:
+        for rank in range(world_size):
+            world.start(context, rank, payload, comm_timeout_s)
+        results = world.collect(time.monotonic() + timeout_s)
+        world.join(_EXIT_S)
+        return results
+    finally:
+        world.kill()
+        descriptor.unlink()
+
+
+class _World:
+    """The parent's side: processes and result pipes by rank."""
+
+    def __init__(self, descriptor: HeapDescriptor) -> None:
+        self._descriptor = descriptor
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def start(self, context: Any, rank: int, payload: bytes, comm_timeout_s: float) -> None:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_rank_main,
+            args=(self._descriptor, rank, payload, comm_timeout_s, sender),
+            name=f"gfdit-rank-{rank}",
+            daemon=True,
+        )
+        process.start()
+        sender.close()  # the rank's copy is the last one, so the pipe ends when the rank does
+        self._processes.append(process)
+        self._pipes.append(receiver)
+
+    def collect(self, deadline: float) -> list[Any]:
+        """Results by rank. Raises what a rank raised, or RankFailed."""
+        results: dict[int, Any] = {}
+        num_attached, num_ranks = 0, len(self._pipes)
+        while len(results) < num_ranks:
+            pending = {self._pipes[rank]: rank for rank in range(num_ranks) if rank not in results}
+            ready: list[Any] = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                ranks = sorted(pending.values())
+                raise RankFailed(ranks[0], f"no result in time; still running: ranks {ranks}")
+            for pipe in ready:
+                kind, value = self._receive(pipe, pending[pipe])
+                if kind == _RESULT:
+                    results[pending[pipe]] = value
+                elif kind == _ATTACHED:
+                    num_attached += 1
+                    if num_attached == num_ranks:
+                        self._descriptor.unlink()  # mapped everywhere: from here on nothing can leak
+        return [results[rank] for rank in range(num_ranks)]
+
+    def _receive(self, pipe: Connection, rank: int) -> tuple[str, Any]:
+        try:
+            kind, value = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join(_EXIT_S)
+            raise RankFailed(rank, f"died with exit code {self._processes[rank].exitcode}") from None
+        if kind == _ERROR:
+            raise value
+        return kind, value
+
+    def join(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.join()
+            process.close()
+            pipe.close()
+
+
+def _rank_main(
+    descriptor: HeapDescriptor, rank: int, payload: bytes, comm_timeout_s: float, sender: Connection
+) -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        fn, args = pickle.loads(payload)
+        with SharedMemoryHeap.attach(descriptor, rank) as heap:
+            sender.send_bytes(pickle.dumps((_ATTACHED, None)))
+            answer = pickle.dumps((_RESULT, fn(GroupFreeComm(heap, timeout_s=comm_timeout_s), *args)))
+    except BaseException as error:
+        answer = _pickled_error(error, rank, descriptor.world_size)
+    sender.send_bytes(answer)
+
+
+def _pickled_error(error: BaseException, rank: int, world_size: int) -> bytes:
+    trace = "".join(traceback.format_exception(error))
+    error.add_note(f"raised in rank {rank} of {world_size}:\n{trace}")
+    try:
+        answer = pickle.dumps((_ERROR, error.with_traceback(None)))
+        pickle.loads(answer)  # some exceptions pickle but do not come back
+        return answer
+    except Exception:
+        return pickle.dumps((_ERROR, RankFailed(rank, f"raised\n{trace}")))
+
+
+def _exit_with_parent() -> None:
+    """A parent that is killed outright cannot take its ranks along."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
