@@ -158,13 +158,17 @@ class EdgeAgreement:
         self.consumed = self.published
         return make_token(CREDIT_DIGEST, self.generation, self.observed)
 
-    def reset(self, generation: int | None = None) -> None:
-        """Start again from instance 1 in ``generation`` (default: the next one).
+    def next_generation(self, wanted: int | None = None) -> int:
+        """``wanted``, or the generation after the current one.
 
-        Raises ValueError when ``generation`` is not ahead of the current one.
+        Raises ValueError when ``wanted`` is not ahead of the current one.
         """
-        new = self.generation + 1 if generation is None else generation
+        new = self.generation + 1 if wanted is None else wanted
         if not 0 < (new - self.generation) & _GENERATION_MASK <= _GENERATION_MASK >> 1:
             raise ValueError(f"generation {new} is not ahead of the edge's generation {self.generation}")
-        self.generation = new & _GENERATION_MASK
+        return new & _GENERATION_MASK
+
+    def reset(self, generation: int) -> None:
+        """Start again from instance 1 in ``generation``, one from ``next_generation``."""
+        self.generation = generation
         self.published = self.observed = self.consumed = 0

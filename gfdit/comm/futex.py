@@ -81,7 +81,8 @@ class SleepWaiter:
 def default_waiter() -> Waiter:
     """The futex where there is one, else polling."""
     number = _SYS_FUTEX.get(platform.machine())
-    if sys.platform.startswith("linux") and number is not None:
+    # Words are 8 bytes and the futex is their low half, which comes first on little-endian machines only.
+    if sys.platform.startswith("linux") and sys.byteorder == "little" and number is not None:
         futex = Futex(number)
         if futex.is_available():
             return futex

@@ -22,7 +22,8 @@ from gfdit.comm.checks import (
 )
 from gfdit.comm.group import Group, make_group
 from gfdit.comm.heap import Call, Operation, PeerSlice, SymmetricHeap
-from gfdit.comm.reduction import GATHER_LIMIT_BYTES, check_summable, split_evenly, sum_in_order
+from gfdit.comm.reduction import OrderedSum, check_summable
+from gfdit.comm.slices import consecutive_slices
 
 
 class GroupFreeComm:
@@ -52,6 +53,7 @@ class GroupFreeComm:
         self._heap = heap
         self._device = heap.device
         self._transport = heap.open_lane(self.lane_name, timeout_s=timeout_s)
+        self._sum = OrderedSum(self._transport, heap.device)
         self._nothing = torch.empty(0, dtype=torch.uint8, device=heap.device)
         self._siblings = {self.lane_name: self}
         self._siblings_lock = threading.Lock()
@@ -77,7 +79,8 @@ class GroupFreeComm:
 
     def barrier(self, group: Group) -> None:
         """Returns once every member has entered."""
-        peers = [PeerSlice(peer, 0, 0, 0, 0) for peer in self._peers(group)]
+        self._check_member(group)
+        peers = [PeerSlice(peer, 0, 0, 0, 0) for peer in group.peers]
         self._transport.exchange(_call(Operation.BARRIER, group), self._nothing, self._nothing, peers)
 
     def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
@@ -86,15 +89,13 @@ class GroupFreeComm:
         Shapes: ``x`` (rows, ...), the same in all members; ``out`` (len(group) * rows, ...) or
         (len(group), rows, ...). ``x`` may be this rank's own part of ``out``.
         """
-        peers = self._peers(group)
+        self._check_member(group)
         self._check_pair(out, x)
         check_gathered_shape(out, x, len(group))
-        x = x.contiguous()
         size = x.nbytes
-        position = {rank: index for index, rank in enumerate(group.ranks)}
-        pieces = [PeerSlice(peer, 0, size, position[peer] * size, size) for peer in peers]
-        own = PeerSlice(self.rank, 0, size, group.index * size, size)
-        self._transport.exchange(_call(Operation.ALL_GATHER, group), x, out, [*pieces, own])
+        pieces = [PeerSlice(rank, 0, size, index * size, size) for index, rank in enumerate(group.ranks)]
+        pieces = pieces[group.index + 1 :] + pieces[: group.index + 1]  # peers in their order, itself last
+        self._transport.exchange(_call(Operation.ALL_GATHER, group), x.contiguous(), out, pieces)
 
     def all_to_all_single(
         self,
@@ -109,7 +110,7 @@ class GroupFreeComm:
         Split sizes are rows per position, equal parts by default. What a rank sends to a peer must be what
         the peer expects from it (else CommMismatch). ``out`` and ``x`` must not overlap.
         """
-        peers = self._peers(group)
+        self._check_member(group)
         self._check_pair(out, x)
         send_rows = row_splits("input", x, input_split_sizes, len(group))
         recv_rows = row_splits("output", out, output_split_sizes, len(group))
@@ -123,20 +124,20 @@ class GroupFreeComm:
             )
         x = x.contiguous()
         check_disjoint(out, x)
-        pieces = _slices(
-            group, peers, [n * send_bytes for n in send_rows], [n * recv_bytes for n in recv_rows]
+        pieces = consecutive_slices(
+            group, [rows * send_bytes for rows in send_rows], [rows * recv_bytes for rows in recv_rows]
         )
         self._transport.exchange(_call(Operation.ALL_TO_ALL, group), x, out, pieces)
 
     def broadcast(self, x: torch.Tensor, src: int, group: Group) -> None:
         """``x`` of global rank ``src`` to every member, in place. The source need not wait for the others."""
-        peers = self._peers(group)
+        self._check_member(group)
         if src not in group.ranks:
             raise ValueError(f"the source of a broadcast, rank {src}, is not in group {group.ranks}")
         check_tensor("x", x, self._device, contiguous=src != self.rank)
         call = _call(Operation.BROADCAST, group)._replace(ranks=(src, *(r for r in group.ranks if r != src)))
         if src == self.rank:
-            self._transport.push(call, x.contiguous(), peers)
+            self._transport.push(call, x.contiguous(), group.peers)
         else:
             self._transport.pull(call, x, src)
 
@@ -146,15 +147,15 @@ class GroupFreeComm:
         Added in group order whatever the size; half-precision types in float32, rounded once. Raises
         ValueError for dtypes without a sum (bool, fp8, complex).
         """
-        peers = self._peers(group)
+        self._check_member(group)
         check_tensor("x", x, self._device, contiguous=False)
         check_summable(x)
-        if not peers:
+        if not group.peers:
             return
-        call = _call(Operation.ALL_REDUCE, group)
-        flat = x.reshape(-1)
-        sum_all = self._sum_gathered if flat.nbytes <= GATHER_LIMIT_BYTES else self._sum_scattered
-        x.copy_(sum_all(call, flat, group, peers).view(x.shape))
+        dense = x.contiguous()
+        self._sum.all_reduce(_call(Operation.ALL_REDUCE, group), dense.view(-1), group)
+        if dense is not x:
+            x.copy_(dense)
 
     def send(self, x: torch.Tensor, dst: int) -> None:
         """All of ``x`` to global rank ``dst``. May return before, and may wait until, it is received."""
@@ -195,35 +196,9 @@ class GroupFreeComm:
         """
         self._transport.reset(self._checked_peers(peers), generation)
 
-    def _sum_gathered(
-        self, call: Call, flat: torch.Tensor, group: Group, peers: Sequence[int]
-    ) -> torch.Tensor:
-        gathered = torch.empty(len(group), flat.numel(), dtype=flat.dtype, device=flat.device)
-        pieces = _slices(group, peers, [0] * len(group), [flat.nbytes] * len(group))
-        pieces = [piece._replace(send_offset=0, send_bytes=flat.nbytes) for piece in pieces]
-        self._transport.exchange(call, flat.contiguous(), gathered, pieces)
-        return sum_in_order(gathered)
-
-    def _sum_scattered(
-        self, call: Call, flat: torch.Tensor, group: Group, peers: Sequence[int]
-    ) -> torch.Tensor:
-        """Each member sums one part and passes the sum on: less traffic than everybody summing everything."""
-        sizes = split_evenly(flat.numel(), len(group))
-        part_bytes = [size * flat.element_size() for size in sizes]
-        mine = part_bytes[group.index]
-        parts = torch.empty(len(group), sizes[group.index], dtype=flat.dtype, device=flat.device)
-        pieces = _slices(group, peers, part_bytes, [mine] * len(group))
-        self._transport.exchange(call, flat.contiguous(), parts, pieces)
-        total = torch.empty_like(flat, memory_format=torch.contiguous_format)
-        pieces = _slices(group, peers, [mine] * len(group), part_bytes)
-        pieces = [piece._replace(send_offset=0) for piece in pieces]
-        self._transport.exchange(call, sum_in_order(parts), total, pieces)
-        return total
-
-    def _peers(self, group: Group) -> tuple[int, ...]:
+    def _check_member(self, group: Group) -> None:
         if group.rank != self.rank:
             raise ValueError(f"rank {self.rank} was given a group made by rank {group.rank}")
-        return group.peers
 
     def _check_pair(self, out: torch.Tensor, x: torch.Tensor) -> None:
         check_tensor("out", out, self._device, contiguous=True)
@@ -255,15 +230,3 @@ def _row_bytes(tensor: torch.Tensor) -> int:
     for extent in tensor.shape[1:]:
         num_elements *= extent
     return num_elements * tensor.element_size()
-
-
-def _slices(
-    group: Group, peers: Sequence[int], send_bytes: Sequence[int], recv_bytes: Sequence[int]
-) -> list[PeerSlice]:
-    """Consecutive parts of input and output by group position; the peers first, in ``peers`` order."""
-    by_rank = {}
-    send_offset = recv_offset = 0
-    for rank, send, recv in zip(group.ranks, send_bytes, recv_bytes, strict=True):
-        by_rank[rank] = PeerSlice(rank, send_offset, send, recv_offset, recv)
-        send_offset, recv_offset = send_offset + send, recv_offset + recv
-    return [*(by_rank[peer] for peer in peers), by_rank[group.rank]]

@@ -136,8 +136,9 @@ class HostTransport:
         ports = [self._ports[rank] for rank in ranks]
         self._enter()
         try:
-            for port in ports:
-                port.agreement.reset(generation)
+            generations = [port.agreement.next_generation(generation) for port in ports]
+            for port, new in zip(ports, generations, strict=True):
+                port.agreement.reset(new)
                 port.broken = ""
         finally:
             self._busy.release()
@@ -217,7 +218,7 @@ class HostTransport:
                     self._rank, edge, expected, observed, self._lane, call.operation.name.lower(), detail
                 )
             if now < spin_until:
-                os.sched_yield()
+                _yield_core()
             else:
                 address = self._address + _WORD_BYTES * word
                 self._waiter.wait(address, observed, min(deadline - now, _SLEEP_SLICE_S), attempt)
@@ -262,6 +263,14 @@ class _Operation:
             for port in self._ports:
                 port.broken = port.broken or reason
         self._busy.release()
+
+
+def _yield_core() -> None:
+    """Let another runnable thread have the core; macOS has no ``sched_yield`` in ``os``."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+    else:
+        time.sleep(0)
 
 
 def _make_port(layout: SegmentLayout, lane: int, address: int, rank: int, peer: int) -> Port:
