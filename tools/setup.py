@@ -64,10 +64,12 @@ def set_up(target: Path) -> bool:
         stamp.touch()
         return False
     if accelerator is None:
-        print("setup: no accelerator found, installing the pinned CPU environment (a few minutes)")
+        print(
+            "setup: no accelerator found, installing the pinned CPU environment (a few minutes)", flush=True
+        )
         install_cpu(target)
     else:
-        print(f"setup: {accelerator} found, using the torch and vLLM of this environment")
+        print(f"setup: {accelerator} found, using the torch and vLLM of this environment", flush=True)
         install_beside_host(target)
     # A leftover egg-info in the root shadows the installed entry points for any Python started there.
     shutil.rmtree(ROOT / "gfdit.egg-info", ignore_errors=True)
@@ -78,8 +80,10 @@ def set_up(target: Path) -> bool:
 def install_cpu(target: Path) -> None:
     if not (target / "bin" / "python").exists():
         _create(target, see_system=False)
-    # Torch by itself, its own requirements at the pinned versions; then only exact pins, nothing to resolve.
+    print("setup: torch", flush=True)
+    # By itself, its own requirements at the pinned versions; then only exact pins, nothing to resolve.
     _pip(target, "-c", REQUIREMENTS / "cpu.txt", "-r", REQUIREMENTS / "cpu-torch.txt")
+    print("setup: vLLM, vLLM-Omni, tools", flush=True)
     lists = [
         argument for name in ("cpu-nodeps", "cpu", "dev") for argument in ("-r", REQUIREMENTS / f"{name}.txt")
     ]
@@ -125,7 +129,7 @@ def _site_packages(target: Path) -> Path:
 
 
 def _pip(target: Path, *args: str | Path) -> None:
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    quiet = ("-qq", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
     command = [target / "bin" / "python", "-m", "pip", "install", *quiet, *args]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise SetupError(f"pip install {' '.join(map(str, args))} failed (see above)")
