@@ -26,14 +26,14 @@ class Migrate:
 class RunTask:
     """Run ``tasks`` (several: one batched step) on every rank of ``layout``.
 
-    A rank waits for the ``migrations`` that it takes part in, and drops the artifacts in ``consumes``
-    once the task has run: no later task reads them.
+    A rank first waits for the ``migrations`` it takes part in, which were emitted before; it drops the
+    artifacts in ``consumes`` once the task has run: no later task reads them.
     """
 
     dispatch_id: int
     tasks: tuple[Task, ...]
     layout: ExecutionLayout
-    migrations: tuple[int, ...] = ()
+    migrations: tuple[Migrate, ...] = ()
     consumes: tuple[str, ...] = ()
 
 

@@ -290,12 +290,12 @@ class ControlPlane:
             cmd.RunTask(record.id, tasks, dispatch.layout, tuple(migrations), self._consumed(tasks))
         )
 
-    def _migrate(self, move: tuple[str, int, tuple[int, ...]]) -> int:
+    def _migrate(self, move: tuple[str, int, tuple[int, ...]]) -> cmd.Migrate:
         artifact, source, destinations = move
         migration = cmd.Migrate(self._new_id(), artifact, source, destinations)
         self._migrations[migration.migration_id] = set(migration.ranks)
         self._out.append(migration)
-        return migration.migration_id
+        return migration
 
     def _consumed(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
         return tuple(

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class CostModel(Protocol):
     """Estimated times in seconds. A model or task that is not known raises :class:`UnknownCostError`."""
 
-    def task_s(self, task: TaskView, layout: ExecutionLayout) -> float:
-        """Execution time of one task under ``layout``, migration not included."""
+    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
+        """Execution time of ``batch`` tasks like ``task`` in one step under ``layout``, without migration."""
         ...
 
     def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
@@ -32,10 +32,17 @@ class CostModel(Protocol):
         """Time until every rank of ``layout`` holds the inputs of ``task``; 0 if all do already."""
         ...
 
-    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float) -> None:
-        """Take a measured execution time into account."""
+    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float, batch: int = 1) -> None:
+        """Take the measured execution time of one step into account."""
         ...
 
 
 class UnknownCostError(LookupError):
-    """The cost model has no entry for a model or task. The message names what is known."""
+    """The cost model has no entry for a model or task. The message names what is known.
+
+    ``request_id`` is the request asked about: the control plane fails that one and no other.
+    """
+
+    def __init__(self, message: str, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id

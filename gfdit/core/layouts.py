@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -22,6 +23,11 @@ class ParallelSpec:
 
 
 SINGLE = ParallelSpec()
+
+
+def widest(specs: Iterable[ParallelSpec], num_ranks: int) -> ParallelSpec | None:
+    """The specification that uses most of ``num_ranks`` ranks; of two, the one with more sequence shards."""
+    return max((s for s in specs if s.size <= num_ranks), key=lambda s: (s.size, s.sp), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,6 @@ class DispatchRecord:
     views: tuple[TaskView, ...]
     layout: ExecutionLayout
     waiting_for: set[int]  # ranks that have not reported
-    migrations: tuple[int, ...] = ()
     seconds: float = 0.0
     error: str | None = None
     status_code: int = 500

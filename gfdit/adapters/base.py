@@ -1,0 +1,100 @@
+"""What an adapter does for one family of pipelines (GF-DiT paper, section 5.2).
+
+An adapter has two halves that never meet in one process. The engine half turns a request into a task graph and
+says which parallel specifications its steps can take. The worker half, once bound to a loaded pipeline, runs
+tasks: artifacts in, artifacts out. An artifact is a plain dictionary of fields; everything a task needs comes
+in with its inputs, so interleaved requests cannot touch each other and any rank can go on where another
+stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.tasks import Shape, Task, TaskGraph
+from gfdit.migration.parts import ArtifactParts, join_fields, split_fields
+
+if TYPE_CHECKING:
+    import torch
+    from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+    from vllm_omni.diffusion.request import OmniDiffusionRequest
+
+Artifact = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What the engine half says about a request."""
+
+    shape: Shape
+    num_steps: int
+    cfg: bool
+    graph: TaskGraph
+
+
+class ArtifactCodec(Protocol):
+    """How an artifact's fields travel: tensors by collective, the rest as bytes."""
+
+    def pack(self, artifact: Artifact) -> ArtifactParts: ...
+
+    def unpack(self, parts: ArtifactParts, device: torch.device) -> Artifact: ...
+
+
+class ReplicatedCodec:
+    """Every tensor field is whole on every rank of a layout; everything else is metadata.
+
+    This is how vLLM-Omni's sequence parallelism keeps its state: tokens are split inside the transformer only.
+    """
+
+    def pack(self, artifact: Artifact) -> ArtifactParts:
+        return split_fields(artifact)
+
+    def unpack(self, parts: ArtifactParts, device: torch.device) -> Artifact:
+        return join_fields(parts, device)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """One task with its input artifacts, in the order of ``task.inputs``; ``request`` for tasks without any."""
+
+    task: Task
+    inputs: tuple[Artifact, ...]
+    request: OmniDiffusionRequest | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutput:
+    """Artifacts in the order of ``task.outputs``; ``result`` from the task that completes the request."""
+
+    artifacts: tuple[Artifact, ...] = ()
+    result: DiffusionOutput | None = None
+
+
+class ModelAdapter(Protocol):
+    """One instance per process; ``bind`` and what follows it are used in workers only."""
+
+    def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None: ...
+
+    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
+        """Raises ``ValueError`` naming the field for a request the model cannot take."""
+        ...
+
+    def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
+        """Feasible specifications of a denoising step, narrowest first."""
+        ...
+
+    def bind(self, pipeline: Any, device: torch.device) -> None:
+        """Take the loaded pipeline. Raises ``ValueError`` for one that this adapter cannot drive."""
+        ...
+
+    def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
+        """Run one dispatch inside its task scope; several calls are one batched step."""
+        ...
+
+    def sampling_params(self, call: TaskCall) -> Any:
+        """The request's ``OmniDiffusionSamplingParams``, which select its LoRA adapter."""
+        ...
+
+    def codec(self, artifact: str) -> ArtifactCodec: ...

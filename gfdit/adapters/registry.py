@@ -1,0 +1,41 @@
+"""Which adapter drives which pipeline class."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_omni.diffusion.data import OmniDiffusionConfig
+
+    from gfdit.adapters.base import ModelAdapter
+
+#: By the ``_class_name`` of a checkpoint's ``model_index.json``.
+ADAPTERS = {
+    "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",
+}
+GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
+
+
+def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int) -> ModelAdapter:
+    """The adapter of ``od_config.model_class_name``, or the generic one for step execution.
+
+    Raises ``ValueError`` naming the pipeline for one that neither covers.
+    """
+    name = od_config.model_class_name
+    path = ADAPTERS.get(name) or _generic(name)
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)(od_config, num_ranks)
+
+
+def _generic(name: str) -> str:
+    from vllm_omni.diffusion.registry import DiffusionModelRegistry
+
+    pipeline = DiffusionModelRegistry._try_load_model_cls(name)
+    if not getattr(pipeline, "supports_step_execution", False):
+        known = ", ".join(sorted(ADAPTERS))
+        raise ValueError(
+            f"gfdit has no adapter for {name!r} and the pipeline does not implement step execution; "
+            f"adapters: {known}"
+        )
+    return GENERIC

@@ -1,0 +1,208 @@
+"""Drives any pipeline that implements vLLM-Omni's step execution.
+
+``prepare_encode`` makes conditioning and initial latents in one go, so the trajectory has no prepare task.
+Families that can separate them, or that know more about their parallelism, refine this adapter.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.diffusion.worker.input_batch import InputBatch
+from vllm_omni.diffusion.worker.utils import (
+    StepRequestState,
+    attach_stage_durations,
+    clear_pipeline_stage_durations,
+    consume_pipeline_stage_durations,
+    merge_stage_durations,
+)
+
+from gfdit.adapters.base import Artifact, ArtifactCodec, ReplicatedCodec, TaskCall, TaskOutput, Trajectory
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.tasks import Shape, TaskKind, trajectory
+
+# Fields of vLLM-Omni's StepRequestState that are written once, by encoding, and only read afterwards.
+CONDITIONING_FIELDS = frozenset(
+    {
+        "request_id",
+        "sampling",
+        "prompt",
+        "external_req_id",
+        "prepared_layout",
+        "prompt_embeds",
+        "prompt_embeds_mask",
+        "negative_prompt_embeds",
+        "negative_prompt_embeds_mask",
+    }
+)
+_STATE_FIELDS = tuple(field.name for field in dataclasses.fields(StepRequestState))
+
+
+class StepExecutionAdapter:
+    """Generic adapter; see :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
+
+    #: Whether encoding and the making of initial latents are tasks of their own.
+    separate_prepare = False
+
+    def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
+        self.od_config = od_config
+        self.num_ranks = num_ranks
+        self.pipeline: Any = None
+        self.device = torch.device("cpu")
+        self._codec = ReplicatedCodec()
+
+    # Engine half
+
+    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
+        shape = self.shape(request)
+        num_steps = self.num_steps(request)
+        cfg = self.uses_cfg(request)
+        if num_steps < 1:
+            raise ValueError(f"num_inference_steps must be at least 1, got {num_steps}")
+        candidates = self.parallel_candidates(shape, cfg, max_sp)
+        graph = trajectory(request.request_id, num_steps, candidates, prepare=self.separate_prepare)
+        return Trajectory(shape, num_steps, cfg, graph)
+
+    def shape(self, request: OmniDiffusionRequest) -> Shape:
+        sampling = request.sampling_params
+        return Shape(sampling.height or 1024, sampling.width or 1024, sampling.num_frames or 1)
+
+    def num_steps(self, request: OmniDiffusionRequest) -> int:
+        sampling = request.sampling_params
+        return len(sampling.sigmas) if sampling.sigmas is not None else sampling.num_inference_steps or 50
+
+    def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
+        """Whether both guidance branches run; only a family knows, and False only forgoes CFG parallelism."""
+        return False
+
+    def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
+        """Every sequence-parallel degree that divides the attention heads, alone and with CFG parallelism."""
+        limit = min(self.num_ranks, max_sp or self.num_ranks)
+        degrees = [sp for sp in range(1, limit + 1) if self.num_heads % sp == 0]
+        specs = [ParallelSpec(sp) for sp in degrees]
+        if cfg:
+            specs += [ParallelSpec(sp, 2) for sp in degrees if 2 * sp <= self.num_ranks]
+        return tuple(sorted(specs, key=lambda spec: (spec.size, spec.cfg)))
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads of the transformer; 1, and so no sequence parallelism, where that is not known."""
+        return int(self.od_config.tf_model_config.get("num_attention_heads", 1))
+
+    # Worker half
+
+    def bind(self, pipeline: Any, device: torch.device) -> None:
+        if not getattr(pipeline, "supports_step_execution", False):
+            raise ValueError(f"{type(pipeline).__name__} does not implement vLLM-Omni's step execution")
+        self.pipeline = pipeline
+        self.device = device
+
+    def codec(self, artifact: str) -> ArtifactCodec:
+        return self._codec
+
+    def sampling_params(self, call: TaskCall) -> Any:
+        return call.request.sampling_params if call.request else call.inputs[0]["sampling"]
+
+    def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
+        run = {
+            TaskKind.ENCODE: self.encode,
+            TaskKind.PREPARE: self.prepare,
+            TaskKind.DECODE: self.decode,
+        }
+        if calls[0].task.kind is TaskKind.DENOISE:
+            return self.denoise(calls)
+        return [run[call.task.kind](call) for call in calls]
+
+    def encode(self, call: TaskCall) -> TaskOutput:
+        state = self.new_state(call)
+        self.restore_pipeline(state)
+        clear_pipeline_stage_durations(self.pipeline)
+        self.pipeline.prepare_encode(state)
+        merge_stage_durations(state, consume_pipeline_stage_durations(self.pipeline))
+        return TaskOutput(split_state(state))
+
+    def prepare(self, call: TaskCall) -> TaskOutput:
+        raise NotImplementedError("a trajectory of this adapter has no prepare task")
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        """One step of each request, in one forward pass."""
+        states = [self.resume(call) for call in calls]
+        self.restore_pipeline(states[0])
+        clear_pipeline_stage_durations(self.pipeline)
+        noise = self.pipeline.denoise_step(InputBatch.make_batch(states), states=states)
+        durations = consume_pipeline_stage_durations(self.pipeline)
+        row = 0
+        for state in states:
+            num_rows = state.latents.shape[0]
+            merge_stage_durations(state, durations)
+            self.pipeline.step_scheduler(state, noise[row : row + num_rows] if noise is not None else None)
+            row += num_rows
+        return [TaskOutput(split_state(state)[1:]) for state in states]
+
+    def decode(self, call: TaskCall) -> TaskOutput:
+        state = self.resume(call)
+        self.restore_pipeline(state)
+        clear_pipeline_stage_durations(self.pipeline)
+        result = self.pipeline.post_decode(state)
+        merge_stage_durations(state, consume_pipeline_stage_durations(self.pipeline))
+        attach_stage_durations(state, result)
+        return TaskOutput(result=result)
+
+    # State
+
+    def new_state(self, call: TaskCall) -> StepRequestState:
+        """A fresh state for a request that has just arrived at its first task."""
+        request = call.request
+        assert request is not None, f"{call.task.id} has no request"
+        sampling = copy.deepcopy(request.sampling_params)
+        if sampling.generator is None and sampling.seed is not None:
+            device = sampling.generator_device or self.device
+            sampling.generator = torch.Generator(device=device).manual_seed(sampling.seed)
+        return StepRequestState(
+            request_id=request.request_id,
+            sampling=sampling,
+            prompt=request.prompt,
+            prepared_layout=request.prepared_layout,
+            external_req_id=getattr(request, "external_req_id", None),
+        )
+
+    def resume(self, call: TaskCall) -> StepRequestState:
+        """The state a task goes on from, put together from its input artifacts."""
+        state = join_state(call.inputs)
+        expected, actual = call.task.step_index, state.step_index
+        if call.task.kind is TaskKind.DENOISE and (expected != actual or expected >= state.total_steps):
+            raise ValueError(f"{call.task.id}: the scheduler is at step {actual} of {state.total_steps}")
+        return state
+
+    def restore_pipeline(self, state: StepRequestState) -> None:
+        """Set what pipelines keep on themselves between steps, for a rank that never encoded this request."""
+        if hasattr(type(self.pipeline), "interrupt"):
+            self.pipeline._interrupt = False
+        if hasattr(type(self.pipeline), "attention_kwargs"):
+            self.pipeline._attention_kwargs = {}
+
+
+def split_state(state: StepRequestState) -> tuple[Artifact, Artifact]:
+    """(conditioning, latents): what is only read from now on, and what changes with every step.
+
+    The random generator belongs to the latter; the sampling parameters that carry it to the former.
+    """
+    fields = {name: getattr(state, name) for name in _STATE_FIELDS}
+    conditioning = {name: fields.pop(name) for name in CONDITIONING_FIELDS}
+    fields["generator"] = state.sampling.generator
+    return conditioning, fields
+
+
+def join_state(artifacts: tuple[Artifact, ...]) -> StepRequestState:
+    """Inverse of :func:`split_state`; also takes conditioning alone."""
+    fields = {name: value for artifact in artifacts for name, value in artifact.items()}
+    generator = fields.pop("generator", None)
+    state = StepRequestState(**fields)
+    if generator is not None:
+        state.sampling.generator = generator
+    return state

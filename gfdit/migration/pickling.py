@@ -1,0 +1,49 @@
+"""Pickling of an artifact's metadata between ranks whose devices differ in index.
+
+A plain pickle restores device tensors and random generators onto the sender's device. Here both travel as host
+bytes and come back on the receiver's device.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle ``value``; generators and device tensors inside it are taken to the host."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def loads(data: bytes, device: torch.device) -> Any:
+    """Inverse of :func:`dumps`, with device objects on ``device``; for bytes from this program's workers only."""
+    return _Unpickler(io.BytesIO(data), device).load()
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Generator):
+            return "generator", obj.device.type, obj.get_state().numpy().tobytes()
+        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
+            return "tensor", obj.device.type, obj.cpu()
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file)
+        self._device = device
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, device_type, value = pid
+        device = self._device if device_type == self._device.type else torch.device(device_type)
+        if kind == "tensor":
+            return value.to(device)
+        generator = torch.Generator(device=device)
+        generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+        return generator

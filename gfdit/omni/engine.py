@@ -1,0 +1,293 @@
+"""``ElasticDiffusionEngine``: vLLM-Omni's engine interface in front of the gfdit control plane.
+
+The base class keeps admission, output streams, aborts and shutdown. This class replaces the serial loop: it
+hands requests to the control process and delivers what comes back. It lives in the API server's process, so it
+only passes messages on; every scheduling decision is made in the control process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import time
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+from vllm_omni.diffusion.diffusion_engine import DiffusionEngine, DiffusionExecutionMode, _RpcTask
+from vllm_omni.diffusion.ipc import unpack_diffusion_output_shm
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus
+from vllm_omni.diffusion.worker.utils import RunnerOutput
+from vllm_omni.errors import OmniClientError
+from vllm_omni.platforms import current_omni_platform
+
+from gfdit.adapters.options import RequestOptions
+from gfdit.adapters.registry import make_adapter
+from gfdit.core.tasks import Request
+from gfdit.omni.compatibility import check_config, check_symbols
+from gfdit.omni.launcher import ElasticExecutor
+from gfdit.omni.request_table import RequestTable
+from gfdit.omni.settings import Settings
+from gfdit.runtime import messages as msg
+from gfdit.runtime.client import RuntimeDownError
+
+check_symbols()
+logger = init_logger(__name__)
+
+
+class ElasticDiffusionEngine(DiffusionEngine):
+    """Selected with ``engine_backend="gfdit.omni.engine.ElasticDiffusionEngine"``."""
+
+    default_diffusion_model_runner_cls = "gfdit.omni.runner.ElasticModelRunner"
+
+    scheduler: RequestTable
+    executor: ElasticExecutor
+
+    # Start
+
+    def _init_process_hooks(self, od_config: OmniDiffusionConfig) -> None:
+        """The first step of the base constructor: refuse a bad configuration before any process starts."""
+        self.settings = Settings.parse(od_config.additional_config)
+        check_config(od_config)
+        self.num_ranks = _resolve_ranks(od_config, self.settings)
+        od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
+        self.adapter = make_adapter(od_config, self.num_ranks)
+        super()._init_process_hooks(od_config)
+
+    def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:
+        self.step_execution = False
+        self.supports_request_batch = False
+        return DiffusionExecutionMode.REQUEST_BATCH
+
+    def _init_executor(self, od_config: OmniDiffusionConfig) -> None:
+        self.executor = ElasticExecutor(od_config, self.settings, self.num_ranks)
+
+    def _init_scheduler(
+        self, od_config: OmniDiffusionConfig, scheduler: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self.scheduler = RequestTable()
+        self.scheduler.initialize(od_config)
+
+    def _init_runtime_state(self) -> None:
+        super()._init_runtime_state()
+        self._submissions: queue.Queue[msg.Submit] = queue.Queue()
+        self._results: dict[str, DiffusionOutput] = {}
+        self._completed: set[str] = set()
+        self._calls: dict[int, _RpcTask] = {}
+        self._pauses: list[_RpcTask] = []
+        self._num_alive = 0
+
+    def _init_execute_fn(self) -> None:
+        """Nothing to choose: tasks are dispatched by the control plane."""
+
+    def run_startup_warmup(self) -> None:
+        """Learn from the loaded model what it can do, then run every degree once on every rank."""
+        try:
+            described = self.executor.collective_rpc("gfdit_describe", unique_reply_rank=0)
+            self._sequence_parallel = described["sequence_parallel"]
+            size = self.settings.warmup_size
+            if size is None:
+                size = 128 if current_omni_platform.device_type == "cpu" else 512
+            request = self._make_dummy_request(
+                height=size, width=size, guidance_scale=0.0, num_inference_steps=2
+            )
+            if size and request is not None:
+                request = self._prepare_request_for_admission(request)
+                seconds = self.executor.collective_rpc(
+                    "gfdit_warm_up", args=(request, self._sequence_parallel), unique_reply_rank=0
+                )
+                logger.info("warmed up at %dx%d, seconds on rank 0: %s", size, size, seconds)
+        except Exception:
+            logger.exception("warm-up failed")
+            self.close()
+            raise
+
+    # Requests in: called on the event loop's thread
+
+    def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
+        """Check and convert the request, enter it in the table and queue it for the control process.
+
+        Raises ``OmniClientError`` (HTTP 400) naming the field for what the client got wrong.
+        """
+        arrival_s = time.monotonic()
+        try:
+            submission = self._convert(request, arrival_s)
+        except ValueError as error:
+            raise OmniClientError(str(error)) from error
+        request_id = super()._add_prepared_request(request)
+        self._submissions.put(submission)
+        self.executor.client.wake()
+        return request_id
+
+    def _convert(self, request: OmniDiffusionRequest, arrival_s: float) -> msg.Submit:
+        extra = request.sampling_params.extra_args
+        options = RequestOptions.parse(extra.pop("gfdit", None) if extra else None)
+        max_sp = options.max_sp if self._sequence_parallel else 1
+        trajectory = self.adapter.convert(request, max_sp)
+        deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
+        wire_request = Request(
+            id=request.request_id,
+            model=str(self.od_config.model),
+            shape=trajectory.shape,
+            num_steps=trajectory.num_steps,
+            arrival_s=arrival_s,
+            cfg=trajectory.cfg,
+            deadline_s=deadline_s,
+            priority=options.priority,
+            slo_class=options.slo_class,
+        )
+        return msg.Submit(wire_request, trajectory.graph, pickle.dumps(request))
+
+    def abort(self, request_id: Any) -> None:
+        super().abort(request_id)
+        self.executor.client.wake()
+
+    def _submit_rpc(self, *args: Any, **kwargs: Any) -> _RpcTask:
+        task = super()._submit_rpc(*args, **kwargs)
+        self.executor.client.wake()
+        return task
+
+    # The loop: the only thread that talks to the control process from here on
+
+    def _busy_loop(self) -> None:
+        assert self.stop_event is not None
+        while not self.stop_event.is_set():
+            try:
+                messages = self.executor.client.receive(1.0)
+            except RuntimeDownError as error:
+                self.executor.mark_failed(str(error))
+                self._fail_engine(error)
+                return
+            for message in messages:
+                self._on_message(message)
+            self._send_submissions()
+            self._process_aborts_queue()
+            self._process_rpc_queue()
+            self._finish_pauses()
+        self._fail_pending_rpcs(RuntimeError("DiffusionEngine is shutting down."))
+
+    def _send_submissions(self) -> None:
+        while not self._scheduling_paused and not self._submissions.empty():
+            submission = self._submissions.get()
+            if self._is_live(submission.request.id):
+                self._num_alive += 1
+                self.executor.client.send(submission)
+
+    def _is_live(self, request_id: str) -> bool:
+        state = self.scheduler.get_request_state(request_id)
+        return state is not None and not state.is_finished()
+
+    def _on_message(self, message: msg.ControlMessage | msg.Result) -> None:
+        match message:
+            case msg.Started(request_id, queue_wait_s):
+                self._on_started(request_id, queue_wait_s)
+            case msg.Result(request_id, value):
+                # Unpacked even for an aborted request: that is what releases its shared memory.
+                result = unpack_diffusion_output_shm(pickle.loads(value))
+                if self._is_live(request_id):
+                    self._results[request_id] = result
+                    self._deliver_if_complete(request_id)
+            case msg.Ended():
+                self._on_ended(message)
+            case msg.CallDone(call_id):
+                self._on_call_done(self._calls.pop(call_id), message)
+
+    def _on_started(self, request_id: str, queue_wait_s: float) -> None:
+        with self._cv:
+            known = self.scheduler.mark_running(request_id, queue_wait_s)
+            state = self.scheduler.get_request_state(request_id)
+            self._scheduler_num_waiting_reqs = self.scheduler.num_waiting_requests()
+        if known and getattr(state.req.sampling_params, "emit_request_lifecycle", False):
+            self._put_output(request_id, DiffusionOutput(finished=False, request_started=True))
+
+    def _on_ended(self, message: msg.Ended) -> None:
+        self._num_alive -= 1
+        request_id = message.request_id
+        if not self._is_live(request_id):
+            self._results.pop(request_id, None)
+        elif message.outcome == "completed":
+            self._completed.add(request_id)
+            self._deliver_if_complete(request_id)
+        else:
+            self._finish(request_id, _error_output(message), DiffusionRequestStatus.FINISHED_ERROR)
+
+    def _deliver_if_complete(self, request_id: str) -> None:
+        """Result and terminal message come over two sockets, in either order."""
+        if request_id in self._completed and request_id in self._results:
+            self._completed.discard(request_id)
+            result = self._results.pop(request_id)
+            self._finish(request_id, result, DiffusionRequestStatus.FINISHED_COMPLETED)
+
+    def _finish(self, request_id: str, output: DiffusionOutput, status: DiffusionRequestStatus) -> None:
+        with self._cv:
+            self.scheduler.finish_requests(request_id, status)
+            runner_output = RunnerOutput(request_id, finished=True, result=output)
+            final = self._finalize_finished_request(request_id, runner_output)
+        self._put_output(request_id, final)
+
+    def _abort_requests(self, request_ids: Any) -> None:
+        """Answer the client at once; the control plane frees the ranks at the next step boundary."""
+        request_ids = [request_ids] if isinstance(request_ids, str) else list(dict.fromkeys(request_ids))
+        for request_id in request_ids:
+            if not self._is_live(request_id):
+                continue
+            self.executor.client.send(msg.Cancel(request_id))
+            self._completed.discard(request_id)
+            self._results.pop(request_id, None)
+            self.scheduler.finish_requests(request_id, DiffusionRequestStatus.FINISHED_ABORTED)
+            self._put_output(request_id, self._finalize_finished_request(request_id))
+
+    # Calls to workers
+
+    def _run_rpc_task(self, task: _RpcTask) -> None:
+        """Start a call; its answer arrives as a message, so requests go on meanwhile."""
+        if task.future.done():
+            return
+        if task.method == "pause_scheduler":
+            self._pauses.append(task)
+        elif task.method == "resume_scheduler":
+            task.future.set_result(self._open_scheduling_gate())
+        else:
+            self._calls[self.executor.begin_call(task.method, task.args, task.kwargs)] = task
+
+    def _on_call_done(self, task: _RpcTask, done: msg.CallDone) -> None:
+        if task.future.done():
+            return
+        try:
+            task.future.set_result(self.executor.call_result(done, task.method, task.unique_reply_rank))
+        except Exception as error:
+            task.future.set_exception(error)
+
+    def _finish_pauses(self) -> None:
+        """A pause is complete once no request is left in the control plane: no device work is in flight."""
+        if self._num_alive == 0:
+            while self._pauses:
+                task = self._pauses.pop()
+                if not task.future.done():
+                    task.future.set_result(None)
+
+
+def _error_output(message: msg.Ended) -> DiffusionOutput:
+    if message.outcome == "rejected":
+        wait = "" if message.retry_after_s is None else f" (retry after {message.retry_after_s:.0f} s)"
+        return DiffusionOutput(
+            error=f"request rejected: {message.error}{wait}",
+            error_status_code=429,
+            error_type="TooManyRequests",
+        )
+    return DiffusionOutput(error=message.error, error_status_code=message.status_code)
+
+
+def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
+    """The number of ranks, with the configuration set to a full replica on each.
+
+    Raises ``ValueError`` for more ranks than this machine has devices.
+    """
+    num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
+    num_devices = current_omni_platform.get_device_count()
+    if num_ranks > num_devices:
+        raise ValueError(f"gfdit was asked for {num_ranks} ranks but this machine has {num_devices} devices")
+    od_config.parallel_config.data_parallel_size = num_ranks
+    od_config.num_gpus = num_ranks
+    return num_ranks

@@ -1,0 +1,148 @@
+"""Runs tasks in a worker process on a stock vLLM-Omni worker with an elastic model runner."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase
+from vllm_omni.errors import OmniClientError
+from vllm_omni.platforms import current_omni_platform
+from vllm_omni.plugins import load_omni_general_plugins
+
+from gfdit.adapters.base import TaskCall, TaskOutput
+from gfdit.adapters.registry import make_adapter
+from gfdit.comm import GroupFreeComm
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tasks import Task
+from gfdit.migration.parts import ArtifactParts
+from gfdit.omni.artifact_store import ArtifactStore
+from gfdit.omni.runner import ElasticModelRunner
+from gfdit.omni.task_scope import TaskScope
+from gfdit.omni.warm_up import warm_up
+from gfdit.runtime.executor import TaskError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPayload:
+    """What the engine hands to every worker. The configuration is built once, by the engine: building it
+    picks a port for torch.distributed, and ranks that each did so would not meet.
+    """
+
+    od_config: OmniDiffusionConfig
+    num_ranks: int
+    threads_per_rank: int
+
+
+class OmniExecutor:
+    """See :class:`gfdit.runtime.executor.TaskExecutor` for the contract."""
+
+    def __init__(self, rank: int, comm: GroupFreeComm, payload: WorkerPayload) -> None:
+        od_config = payload.od_config
+        if current_omni_platform.device_type == "cpu":
+            torch.set_num_threads(payload.threads_per_rank)
+        load_omni_general_plugins()
+        self.rank = rank
+        self.comm = comm
+        self.store = ArtifactStore()
+        self.worker = WorkerWrapperBase(
+            gpu_id=rank,
+            od_config=od_config,
+            worker_extension_cls=od_config.worker_extension_cls,
+            custom_pipeline_args=od_config.custom_pipeline_args,
+        )
+        runner = self.worker.model_runner
+        assert isinstance(runner, ElasticModelRunner), "the engine selects the elastic model runner"
+        self.runner = runner
+        self.device = runner.device
+        self.adapter = make_adapter(od_config, payload.num_ranks)
+        self.adapter.bind(runner.pipeline, self.device)
+        runner.make_elastic(TaskScope.alone(rank, comm))
+
+    # Tasks
+
+    def execute(
+        self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]
+    ) -> dict[str, bytes]:
+        calls = [self._call_of(task, payloads) for task in tasks]
+        try:
+            outputs = self.run(calls, layout)
+        except OmniClientError as error:
+            raise TaskError(error.message, error.status_code) from error
+        results = {}
+        for call, output in zip(calls, outputs, strict=True):
+            for name, artifact in zip(call.task.outputs, output.artifacts, strict=True):
+                self.store.put(name, artifact)
+            if output.result is not None and self.rank == layout.ranks[0]:
+                results[call.task.request_id] = self._pack(call, output)
+        return results
+
+    def run(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
+        """Run one dispatch without touching the store."""
+        self._activate_lora(self.adapter.sampling_params(calls[0]))
+        with self.runner.task(layout):
+            return self.adapter.execute(calls, layout)
+
+    def _call_of(self, task: Task, payloads: Mapping[str, bytes]) -> TaskCall:
+        inputs = tuple(self.store.get(name) for name in task.inputs)
+        request: OmniDiffusionRequest | None = None
+        if task.request_id in payloads:
+            request = pickle.loads(payloads[task.request_id])
+        return TaskCall(task, inputs, request)
+
+    def _pack(self, call: TaskCall, output: TaskOutput) -> bytes:
+        """The result as bytes for the engine; large tensors go through shared memory."""
+        result = self.runner._prepare_output_for_transport(output.result, self.adapter.sampling_params(call))
+        return pickle.dumps(pack_diffusion_output_shm(result))
+
+    def _activate_lora(self, sampling: Any) -> None:
+        """Does nothing when the adapter is the active one already."""
+        if self.worker.lora_manager is not None:
+            self.worker.lora_manager.set_active_adapter(sampling.lora_request, sampling.lora_scale)
+
+    # Artifacts, on the migration thread
+
+    def export_artifact(self, artifact: str) -> ArtifactParts:
+        return self.adapter.codec(artifact).pack(self.store.get(artifact))
+
+    def import_artifact(self, artifact: str, parts: ArtifactParts) -> None:
+        self.store.put(artifact, self.adapter.codec(artifact).unpack(parts, self.device))
+
+    def free(self, artifacts: tuple[str, ...]) -> None:
+        self.store.drop(artifacts)
+
+    # Calls
+
+    def call(self, method: str, payload: bytes) -> bytes:
+        """A method of this class named ``gfdit_...``, else one of the vLLM-Omni worker."""
+        args, kwargs = pickle.loads(payload)
+        target = getattr(self if method.startswith("gfdit_") else self.worker, method)
+        return pickle.dumps(target(*args, **kwargs))
+
+    def gfdit_describe(self) -> dict[str, Any]:
+        """What only a loaded model knows."""
+        return {"sequence_parallel": self.runner.supports_sequence_parallel(), "pid": os.getpid()}
+
+    def gfdit_artifacts(self) -> dict[str, int]:
+        """Bytes held by artifact id."""
+        return self.store.sizes()
+
+    def gfdit_warm_up(self, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
+        """Run a small request at every degree, together with the other ranks; seconds by specification."""
+        return warm_up(self, request, sequence_parallel)
+
+    def close(self) -> None:
+        self.runner.restore_groups()
+        self.worker.shutdown()
+
+
+def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> OmniExecutor:
+    """Factory named in :class:`gfdit.runtime.config.RuntimeConfig`."""
+    return OmniExecutor(rank, comm, pickle.loads(payload))

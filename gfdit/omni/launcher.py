@@ -1,0 +1,142 @@
+"""vLLM-Omni's executor interface over the gfdit runtime: starts it, calls its workers, reports its health."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
+from vllm_omni.platforms import current_omni_platform
+
+from gfdit.comm import SharedMemoryHeap
+from gfdit.omni.executor import WorkerPayload
+from gfdit.omni.settings import Settings
+from gfdit.runtime import messages as msg
+from gfdit.runtime.client import ControlClient, RuntimeDownError
+from gfdit.runtime.config import RuntimeConfig
+
+
+class ElasticExecutor(DiffusionExecutor):
+    """Owns the control process. The engine's loop thread owns the client once it runs."""
+
+    uses_multiproc = True
+
+    def __init__(self, od_config: OmniDiffusionConfig, settings: Settings, num_ranks: int) -> None:
+        self.settings = settings
+        self.num_ranks = num_ranks
+        self._callbacks: list[Callable[[], None]] = []
+        self._failure: str | None = None
+        self._closed = False
+        self._num_calls = 0
+        super().__init__(od_config)
+
+    def _init_executor(self) -> None:
+        run_dir = Path(tempfile.mkdtemp(prefix="gfdit-"))
+        payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank())
+        payload_path = run_dir / "worker.pickle"
+        payload_path.write_bytes(pickle.dumps(payload))
+        self.heap = SharedMemoryHeap.create(self.num_ranks)
+        on_cpu = current_omni_platform.device_type == "cpu"
+        settings = self.settings
+        self.client = ControlClient(
+            RuntimeConfig(
+                run_dir=str(run_dir),
+                num_ranks=self.num_ranks,
+                model=str(self.od_config.model),
+                policy=settings.policy,
+                policy_args=settings.policy_args,
+                costs_path=settings.costs,
+                timeline_path=settings.timeline,
+                worker="gfdit.omni.executor:make_executor",
+                worker_payload_path=str(payload_path),
+                start_method="forkserver" if on_cpu else "spawn",
+                preload=["gfdit.omni.preload"] if on_cpu else [],
+                heap=self.heap.to_json(),
+                comm_timeout_s=settings.comm_timeout_s,
+                start_timeout_s=settings.start_timeout_s,
+            )
+        )
+        try:
+            self.client.wait_ready()
+        except RuntimeDownError:
+            self.shutdown()
+            raise
+        # Mappings outlive the name: from here on nothing is left behind, whatever kills the server.
+        self.heap.unlink()
+
+    def _threads_per_rank(self) -> int:
+        """One rank per core is the aim; ranks that share a core must not also share it with their threads."""
+        return self.settings.threads_per_rank or max(1, (os.cpu_count() or 1) // self.num_ranks)
+
+    # Calls
+
+    def begin_call(self, method: str, args: tuple, kwargs: dict[str, Any] | None) -> int:
+        """Send a call to every worker; :class:`~messages.CallDone` with the returned id answers it."""
+        self._num_calls += 1
+        data = pickle.dumps((args, kwargs or {}))
+        self.client.send(msg.CallWorkers(self._num_calls, tuple(range(self.num_ranks)), method, data))
+        return self._num_calls
+
+    @staticmethod
+    def call_result(done: msg.CallDone, method: str, unique_reply_rank: int | None) -> Any:
+        """The workers' values, or one of them. Raises ``RuntimeError`` if any worker failed."""
+        for rank, (ok, value) in enumerate(done.replies):
+            if not ok:
+                raise RuntimeError(f"{method} failed on rank {rank}: {value.decode()}")
+        values = [pickle.loads(value) for _, value in done.replies]
+        return values if unique_reply_rank is None else values[unique_reply_rank]
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple = (),
+        kwargs: dict | None = None,
+        unique_reply_rank: int | None = None,
+        exec_all_ranks: bool = False,
+    ) -> Any:
+        """Call and wait; only before the engine's loop thread runs, which then owns the client."""
+        call_id = self.begin_call(method, args, kwargs)
+        while True:
+            for message in self.client.receive(timeout):
+                if isinstance(message, msg.CallDone) and message.call_id == call_id:
+                    return self.call_result(message, method, unique_reply_rank)
+
+    # Health
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def mark_failed(self, reason: str) -> None:
+        """The runtime is down: unhealthy from now on."""
+        self._failure = reason
+        for callback in self._callbacks:
+            callback()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def check_health(self) -> None:
+        if self.is_dead:
+            raise EngineDeadError(f"gfdit runtime is down: {self._failure or 'shut down'}")
+
+    def shutdown(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.client.close()
+            self.heap.unlink()
+
+    # vLLM-Omni's synchronous execution, which the elastic engine replaces
+
+    def execute_request(self, scheduler_output: Any) -> Any:
+        raise NotImplementedError("the control plane dispatches tasks, not the engine")
+
+    execute_batch = execute_request
+    execute_step = execute_request

@@ -1,0 +1,22 @@
+"""Requests as vLLM-Omni's engine counts them; which of them runs is the control plane's affair."""
+
+from __future__ import annotations
+
+from vllm_omni.diffusion.sched import RequestScheduler
+from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus
+
+
+class RequestTable(RequestScheduler):
+    """vLLM-Omni's scheduler without its scheduling: the base engine keeps its books in it."""
+
+    def mark_running(self, request_id: str, queue_wait_s: float) -> bool:
+        """The request has left the queue. Returns whether it is (still) known."""
+        state = self.get_request_state(request_id)
+        if state is None or state.is_finished():
+            return False
+        if request_id in self._waiting:
+            self._waiting.remove(request_id)
+            self._running.append(request_id)
+        state.status = DiffusionRequestStatus.RUNNING
+        state.req.scheduler_queue_wait_ms = queue_wait_s * 1000.0
+        return True

@@ -1,0 +1,86 @@
+"""The model runner of an elastic worker: vLLM-Omni's own, whose parallelism answers to the running task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.attention.layer import Attention
+from vllm_omni.diffusion.distributed import parallel_state
+from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
+from vllm_omni.diffusion.forward_context import set_forward_context
+from vllm_omni.diffusion.hooks.sequence_parallel import apply_sequence_parallel
+from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
+
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
+from gfdit.omni.ulysses import GroupFreeUlysses
+
+
+class ElasticModelRunner(DiffusionModelRunner):
+    """Loads and holds the pipeline as vLLM-Omni does; :meth:`make_elastic` is called once after loading."""
+
+    scope: TaskScope
+    _original_groups: tuple[Any, Any]
+
+    def make_elastic(self, scope: TaskScope) -> None:
+        """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
+
+        The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
+        nothing.
+        """
+        self.scope = scope
+        self._original_groups = parallel_state._SP, parallel_state._CFG
+        parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
+        strategy = GroupFreeUlysses(scope)
+        for module in self.pipeline.modules():
+            if isinstance(module, Attention) and not module.skip_sequence_parallel:
+                module.parallel_strategy = strategy
+        for transformer, plan in self._plans():
+            apply_sequence_parallel(transformer, TaskDegrees(scope), plan)
+
+    def restore_groups(self) -> None:
+        """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""
+        parallel_state._SP, parallel_state._CFG = self._original_groups
+
+    def supports_sequence_parallel(self) -> bool:
+        """Whether the model says how to split its tokens, at any length.
+
+        A split without automatic padding would fail in the middle of a collective for lengths that do not
+        divide by the degree.
+        """
+        splits = [
+            split
+            for _, plan in self._plans()
+            for entry in plan.values()
+            if isinstance(entry, dict)
+            for split in entry.values()
+        ]
+        return bool(splits) and all(getattr(split, "auto_pad", False) for split in splits)
+
+    @contextmanager
+    def task(self, layout: ExecutionLayout) -> Iterator[None]:
+        """Run the body as one rank's part of a task under ``layout``."""
+        with (
+            torch.inference_mode(),
+            self.scope.enter(layout, self.od_config.parallel_config),
+            set_forward_context(
+                vllm_config=self.vllm_config, omni_diffusion_config=self.od_config, attn_metadata={}
+            ),
+        ):
+            yield
+
+    def _plans(self) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+        names = getattr(self.pipeline, "_dit_modules", None) or ("transformer", "transformer_2")
+        found = []
+        for name in names:
+            try:
+                transformer = attrgetter(name)(self.pipeline)
+            except AttributeError:
+                continue
+            if transformer is not None and (plan := get_sp_plan_from_model(transformer)):
+                found.append((transformer, plan))
+        return found

@@ -1,0 +1,142 @@
+"""The parallel configuration of the task that runs now, and everything in vLLM-Omni that must see it.
+
+vLLM-Omni fixes sequence and CFG parallelism when a process starts: in two module globals, in one shared
+configuration object and in its model hooks. All three are read again at every forward pass, so making them
+answer from the running task gives every task its own ordered ranks and degrees, without a process group and
+without patching a function. Outside a task each rank is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gfdit.comm import Group, GroupFreeComm
+from gfdit.core.layouts import ExecutionLayout
+
+
+@dataclass(slots=True)
+class TaskScope:
+    """What this rank is part of right now; one instance per worker process, read by the stand-ins."""
+
+    rank: int
+    comm: GroupFreeComm
+    sp: Group
+    cfg: Group
+
+    @classmethod
+    def alone(cls, rank: int, comm: GroupFreeComm) -> TaskScope:
+        return cls(rank, comm, comm.group((rank,)), comm.group((rank,)))
+
+    @contextmanager
+    def enter(self, layout: ExecutionLayout, parallel_config: Any) -> Iterator[None]:
+        """Run the body as a member of ``layout``; always returns to being alone.
+
+        ``parallel_config`` is vLLM-Omni's ``DiffusionParallelConfig``, one object shared by configuration,
+        runner, pipeline and attention blocks. A model that shards while ``sequence_parallel_size`` says 1
+        computes a wrong image without any error, so this assignment is as necessary as the groups.
+        """
+        before = self.sp, self.cfg, parallel_config.sequence_parallel_size
+        self.sp = self.comm.group(layout.sp_ranks(self.rank))
+        self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
+        parallel_config.sequence_parallel_size = layout.parallel.sp
+        try:
+            yield
+        finally:
+            self.sp, self.cfg, parallel_config.sequence_parallel_size = before
+
+
+class GroupStandIn:
+    """Takes the place of vLLM-Omni's SP or CFG ``GroupCoordinator`` and answers for the running task.
+
+    ``which`` is ``"sp"`` or ``"cfg"``. What would need a real process group raises, so that a model which
+    communicates behind these methods is noticed rather than hanging.
+    """
+
+    ring_world_size = 1
+    ring_rank = 0
+    allgather_world_size = 1
+    allgather_rank = 0
+
+    def __init__(self, scope: TaskScope, which: str) -> None:
+        self._scope = scope
+        self._which = which
+
+    @property
+    def _group(self) -> Group:
+        return getattr(self._scope, self._which)
+
+    @property
+    def world_size(self) -> int:
+        return len(self._group.ranks)
+
+    @property
+    def rank_in_group(self) -> int:
+        return self._group.ranks.index(self._scope.rank)
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._group.ranks)
+
+    @property
+    def rank(self) -> int:
+        return self._scope.rank
+
+    local_rank = rank
+    ulysses_world_size = world_size
+    ulysses_rank = rank_in_group
+
+    def all_gather(
+        self, input_: torch.Tensor, dim: int = 0, separate_tensors: bool = False
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Gather along ``dim`` in group order, as ``GroupCoordinator.all_gather`` does.
+
+        A group of one returns the tensor itself, also with ``separate_tensors``, like vLLM-Omni.
+        """
+        size = self.world_size
+        if size == 1:
+            return input_
+        source = input_.contiguous()
+        gathered = source.new_empty((size * source.shape[0], *source.shape[1:]))
+        self._scope.comm.all_gather_into_tensor(gathered, source, self._group)
+        parts = list(gathered.chunk(size))
+        return parts if separate_tensors else torch.cat(parts, dim=dim)
+
+    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
+        """Sum over the group, bit-identical on every member."""
+        self._scope.comm.all_reduce(input_, self._group)
+        return input_
+
+    def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Broadcast from group rank ``src``."""
+        self._scope.comm.broadcast(input_, self._group.ranks[src], self._group)
+        return input_
+
+    def destroy(self) -> None:
+        """Nothing to destroy; the real coordinators are put back before vLLM-Omni shuts down."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} of the {self._which.upper()} group is not available under gfdit: "
+            "the model communicates through a process group, which elastic tasks do not have"
+        )
+
+
+class TaskDegrees:
+    """Takes the place of ``SequenceParallelConfig`` in the model hooks: the degree is the task's."""
+
+    ring_degree = 1
+    allgather_degree = 1
+
+    def __init__(self, scope: TaskScope) -> None:
+        self._scope = scope
+
+    @property
+    def ulysses_degree(self) -> int:
+        return len(self._scope.sp.ranks)
+
+    sequence_parallel_size = ulysses_degree

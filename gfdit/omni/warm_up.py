@@ -1,0 +1,50 @@
+"""Runs every kind of task once at every degree, so that nothing is compiled or allocated first while serving."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING
+
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+
+from gfdit.adapters.base import Artifact, TaskCall
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tasks import Task, TaskKind
+
+if TYPE_CHECKING:
+    from gfdit.omni.executor import OmniExecutor
+
+
+def warm_up(
+    executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool
+) -> dict[str, float]:
+    """All ranks call this together; each is in one group of every size. Returns seconds by specification."""
+    trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
+    alone = ExecutionLayout((executor.rank,))
+    artifacts: dict[str, Artifact] = {}
+    seconds: dict[str, float] = {}
+
+    def run(task: Task, layout: ExecutionLayout) -> None:
+        start_s = time.monotonic()
+        # Copies, because a step consumes its input and every degree starts from the same one.
+        inputs = tuple(copy.deepcopy(artifacts[name]) for name in task.inputs)
+        (output,) = executor.run([TaskCall(task, inputs, None if inputs else request)], layout)
+        artifacts.update(zip(task.outputs, output.artifacts, strict=True))
+        label = str(layout.parallel) if task.kind is TaskKind.DENOISE else str(task.kind)
+        seconds[label] = time.monotonic() - start_s
+
+    for task in trajectory.graph.tasks:
+        if task.kind is TaskKind.DENOISE and task.step_index == 0:
+            for spec in reversed(task.candidates):
+                if layout := _own_group(executor.rank, spec.size, executor.comm.world_size):
+                    run(task, ExecutionLayout(layout, spec))
+        elif task.kind is not TaskKind.DENOISE or task.step_index == 1:
+            run(task, alone)
+    return seconds
+
+
+def _own_group(rank: int, size: int, world_size: int) -> tuple[int, ...] | None:
+    """The consecutive group of ``size`` this rank falls in, None for a remainder too small to form one."""
+    first = rank // size * size
+    return tuple(range(first, first + size)) if first + size <= world_size else None

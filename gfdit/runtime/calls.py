@@ -1,0 +1,26 @@
+"""Calls to several workers whose replies are collected into one message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gfdit.runtime.messages import CallDone
+
+
+@dataclass(slots=True)
+class PendingCalls:
+    """``add`` a call for some ranks; ``reply`` returns the collected answer with the last reply."""
+
+    _open: dict[int, dict[int, tuple[bool, bytes] | None]] = field(default_factory=dict)
+
+    def add(self, call_id: int, ranks: tuple[int, ...]) -> None:
+        self._open[call_id] = dict.fromkeys(ranks)
+
+    def reply(self, call_id: int, rank: int, ok: bool, value: bytes) -> CallDone | None:
+        replies = self._open[call_id]
+        replies[rank] = (ok, value)
+        collected = [reply for reply in replies.values() if reply is not None]
+        if len(collected) < len(replies):
+            return None
+        del self._open[call_id]
+        return CallDone(call_id, collected)

@@ -1,0 +1,32 @@
+"""Settings of the control process and its workers; written once by the engine, read by both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """``run_dir`` holds the sockets. ``worker`` is ``module:function``, called in each worker process as
+    ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``.
+    """
+
+    run_dir: str
+    num_ranks: int
+    model: str
+    policy: str
+    policy_args: dict[str, str] = {}
+    costs_path: str | None = None
+    timeline_path: str | None = None
+    worker: str
+    worker_payload_path: str
+    start_method: str = "spawn"
+    preload: list[str] = []
+    heap: str = ""
+    comm_timeout_s: float = 60.0
+    start_timeout_s: float = 600.0
+
+    def address(self, name: str) -> str:
+        """ZeroMQ address of a socket: ``engine``, ``results``, ``events``, ``compute0``, ``migration0``, ..."""
+        return f"ipc://{Path(self.run_dir) / name}"

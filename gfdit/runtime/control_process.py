@@ -1,0 +1,265 @@
+"""The control process: drives the control plane from sockets, one thread, no polling.
+
+Started by the engine as ``python -m gfdit.runtime.control_process`` with its :class:`RuntimeConfig` on standard
+input. End of file there means the engine is gone, and everything stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from gfdit.core import ControlPlane, RankRecord
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
+from gfdit.core.cost import CostModel
+from gfdit.core.cost_table import CostTable, NominalCostModel, TableCostModel
+from gfdit.core.policy_loading import load_policy
+from gfdit.observe.timeline import TimelineWriter
+from gfdit.runtime import messages as msg
+from gfdit.runtime.calls import PendingCalls
+from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.sockets import open_socket, received
+from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
+
+logger = logging.getLogger("gfdit.control")
+
+
+class ControlProcess:
+    """Sockets, clock and workers around one :class:`ControlPlane`."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        self.plane = ControlPlane(
+            load_policy(config.policy, config.policy_args),
+            [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
+            _cost_model(config),
+        )
+        self.timeline = (
+            TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
+        )
+        self._context = zmq.Context()
+        self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
+        self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
+        self._compute = self._rank_queues("compute")
+        self._migration = self._rank_queues("migration")
+        self._decode_engine = msg.decoder(msg.EngineMessage)
+        self._decode_worker = msg.decoder(msg.WorkerMessage)
+        self._supervisor = Supervisor(config)
+        self._payloads: dict[str, bytes] = {}
+        self._running: dict[int, cmd.RunTask] = {}
+        self._calls = PendingCalls()
+        self._wake_at_s: float | None = None
+        self._stopping = False
+        self._emitters: dict[type, Callable[[Any], None]] = {
+            cmd.RunTask: self._emit_run,
+            cmd.Migrate: self._emit_migrate,
+            cmd.FreeArtifacts: self._emit_free,
+            cmd.ResetEdges: self._emit_reset,
+            cmd.StartRequest: lambda c: self._tell(msg.Started(c.request_id, c.queue_wait_s)),
+            cmd.CompleteRequest: lambda c: self._end(msg.Ended(c.request_id, "completed")),
+            cmd.CancelRequest: lambda c: self._end(msg.Ended(c.request_id, "cancelled")),
+            cmd.FailRequest: lambda c: self._end(msg.Ended(c.request_id, "failed", c.error, c.status_code)),
+            cmd.RejectRequest: lambda c: self._end(
+                msg.Ended(c.request_id, "rejected", c.reason, 429, c.retry_after_s)
+            ),
+            cmd.ReportFault: lambda c: logger.error("%s", c.message),
+            cmd.WakeAt: self._set_wake,
+        }
+
+    def _rank_queues(self, lane: str) -> list[zmq.Socket]:
+        addresses = [self.config.address(f"{lane}{rank}") for rank in range(self.config.num_ranks)]
+        return [open_socket(self._context, zmq.PUSH, address, bind=True) for address in addresses]
+
+    # Life
+
+    def run(self) -> None:
+        """Start the workers, then serve until the engine says stop or goes away."""
+        try:
+            self._supervisor.start()
+            self._await_workers()
+            self._tell(msg.Ready())
+            self._serve()
+        except WorkerDiedError as error:
+            logger.error("%s", error)
+            self._tell(msg.Fatal(str(error)))
+        finally:
+            self._shut_down()
+
+    def _await_workers(self) -> None:
+        waiting = set(range(self.config.num_ranks))
+        deadline_s = time.monotonic() + self.config.start_timeout_s
+        while waiting and not self._stopping:
+            if time.monotonic() > deadline_s:
+                raise WorkerDiedError(
+                    f"workers {sorted(waiting)} not ready after {self.config.start_timeout_s:.0f} s"
+                )
+            self._wait(1.0)
+            for message in received(self._events, self._decode_worker):
+                if isinstance(message, msg.WorkerFailed):
+                    raise WorkerDiedError(f"worker {message.rank} failed to start: {message.error}")
+                waiting.discard(message.rank)
+            self._take_engine_messages()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._wait(self._seconds_to_wake())
+            for message in received(self._events, self._decode_worker):
+                self._on_worker(message)
+            self._take_engine_messages()
+            if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
+                self._wake_at_s = None
+                self._feed(ev.WakeUp())
+
+    def _shut_down(self) -> None:
+        for sockets in (self._compute, self._migration):
+            for socket in sockets:
+                socket.send(msg.encode(msg.Stop()))
+        self._supervisor.stop()
+        if self.timeline is not None:
+            self.timeline.close()
+        self._context.destroy(linger=500)
+
+    # Waiting
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Sleep until a socket, a worker's end, the engine's end or the timeout."""
+        poller = zmq.Poller()
+        poller.register(self._engine, zmq.POLLIN)
+        poller.register(self._events, zmq.POLLIN)
+        poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        for sentinel in self._supervisor.sentinels:
+            poller.register(sentinel, zmq.POLLIN)
+        ready = dict(poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)))
+        if sys.stdin.fileno() in ready:
+            logger.warning("the engine is gone, stopping")
+            self._stopping = True
+        elif any(sentinel in ready for sentinel in self._supervisor.sentinels):
+            self._supervisor.raise_for_dead()
+
+    def _seconds_to_wake(self) -> float | None:
+        return None if self._wake_at_s is None else self._wake_at_s - time.monotonic()
+
+    # Input
+
+    def _take_engine_messages(self) -> None:
+        for message in received(self._engine, self._decode_engine):
+            match message:
+                case msg.Submit(request, graph, payload):
+                    self._payloads[request.id] = payload
+                    self._feed(ev.RequestArrived(request, graph))
+                case msg.Cancel(request_id):
+                    self._feed(ev.RequestCancelled(request_id))
+                case msg.CallWorkers(call_id, ranks, method, payload):
+                    self._calls.add(call_id, ranks)
+                    for rank in ranks:
+                        self._compute[rank].send(msg.encode(msg.Call(call_id, method, payload)))
+                case msg.Stop():
+                    self._stopping = True
+
+    def _on_worker(self, message: msg.WorkerMessage) -> None:
+        match message:
+            case msg.RunDone(dispatch_id, rank, started_s, finished_s):
+                self._record_run(message)
+                self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s))
+            case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
+                self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
+            case msg.MoveDone(migration_id, rank):
+                if self.timeline is not None:
+                    self.timeline.record_migration(
+                        rank=rank,
+                        artifact=message.artifact,
+                        num_bytes=message.num_bytes,
+                        start_s=message.started_s,
+                        end_s=message.finished_s,
+                    )
+                self._feed(ev.MigrationFinished(migration_id, rank))
+            case msg.ResetDone(reset_id, rank):
+                self._feed(ev.EdgesReset(reset_id, rank))
+            case msg.CallReply(call_id, rank, ok, value):
+                if done := self._calls.reply(call_id, rank, ok, value):
+                    self._tell(done)
+            case msg.WorkerFailed(rank, error):
+                raise WorkerDiedError(f"worker {rank} failed: {error}")
+
+    def _record_run(self, done: msg.RunDone) -> None:
+        if self.timeline is None:
+            return
+        run = self._running[done.dispatch_id]
+        for task in run.tasks:
+            self.timeline.record(
+                rank=done.rank,
+                task_id=task.id,
+                request_id=task.request_id,
+                kind=str(task.kind),
+                step_index=task.step_index,
+                layout=run.layout,
+                start_s=done.started_s,
+                end_s=done.finished_s,
+            )
+
+    # Output
+
+    def _feed(self, event: ev.Event) -> None:
+        for command in self.plane.handle(event, time.monotonic()):
+            self._emitters[type(command)](command)
+        if (
+            isinstance(event, ev.TaskFinished | ev.TaskFailed)
+            and event.dispatch_id not in self.plane.state.dispatches
+        ):
+            self._running.pop(event.dispatch_id, None)
+
+    def _emit_run(self, command: cmd.RunTask) -> None:
+        self._running[command.dispatch_id] = command
+        roots = [task.request_id for task in command.tasks if not task.inputs]
+        payloads = {request_id: self._payloads[request_id] for request_id in roots}
+        data = msg.encode(msg.Run(command, payloads))
+        for rank in command.layout.ranks:
+            self._compute[rank].send(data)
+
+    def _emit_migrate(self, command: cmd.Migrate) -> None:
+        data = msg.encode(msg.Move(command))
+        for rank in command.ranks:
+            self._migration[rank].send(data)
+
+    def _emit_free(self, command: cmd.FreeArtifacts) -> None:
+        data = msg.encode(msg.Free(command.artifacts))
+        for rank in command.ranks:
+            self._migration[rank].send(data)
+
+    def _emit_reset(self, command: cmd.ResetEdges) -> None:
+        data = msg.encode(msg.Reset(command))
+        for rank in command.ranks:
+            self._compute[rank].send(data)
+
+    def _end(self, message: msg.Ended) -> None:
+        self._payloads.pop(message.request_id, None)
+        self._tell(message)
+
+    def _set_wake(self, command: cmd.WakeAt) -> None:
+        self._wake_at_s = command.at_s
+
+    def _tell(self, message: msg.ControlMessage) -> None:
+        self._engine.send(msg.encode(message))
+
+
+def _cost_model(config: RuntimeConfig) -> CostModel:
+    if config.costs_path is None:
+        return NominalCostModel()
+    return TableCostModel(CostTable.load(config.costs_path))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=RuntimeConfig)
+    ControlProcess(config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What a worker process runs tasks on. The vLLM-Omni implementation is :mod:`gfdit.omni.executor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tasks import Task
+from gfdit.migration.parts import ArtifactParts
+
+
+class TaskExecutor(Protocol):
+    """Lives in one worker process.
+
+    ``execute`` and ``call`` run on the compute thread; the artifact methods on the migration thread, at the
+    same time as a task of *another* request may run.
+    """
+
+    device: torch.device
+
+    def execute(
+        self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]
+    ) -> dict[str, bytes]:
+        """Run one dispatch; keep its artifacts; return results by request id (from the task that makes none)."""
+        ...
+
+    def export_artifact(self, artifact: str) -> ArtifactParts: ...
+
+    def import_artifact(self, artifact: str, parts: ArtifactParts) -> None: ...
+
+    def free(self, artifacts: tuple[str, ...]) -> None:
+        """Drop artifacts; an unknown one is no error."""
+        ...
+
+    def call(self, method: str, payload: bytes) -> bytes:
+        """Run a named method with pickled (args, kwargs); returns the pickled value."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TaskError(Exception):
+    """A task failed because of its request; ``status_code`` is what the client gets."""
+
+    def __init__(self, message: str, status_code: int = 500) -> None:
+        super().__init__(message)
+        self.status_code = status_code

@@ -1,0 +1,186 @@
+"""The two lanes of a worker: tasks on the compute lane, artifact copies on the migration lane.
+
+Each lane runs its commands strictly in the order received, which is what keeps any two ranks agreed on the
+order of the collectives they share on that lane. Copies overlap tasks of other requests; a task that needs a
+copy, or whose input is being copied away, waits for it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+import zmq
+
+from gfdit.comm import CommError, GroupFreeComm
+from gfdit.core.commands import Migrate
+from gfdit.migration.transfer import MigrationError, receive_artifact, send_artifact, send_failure
+from gfdit.runtime import messages as msg
+from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.executor import TaskError, TaskExecutor
+from gfdit.runtime.sockets import open_socket, wait_for_command
+
+logger = logging.getLogger("gfdit.worker")
+
+
+class MigrationLane(threading.Thread):
+    """Copies and frees artifacts. A broken copy breaks the lane, and with it the worker: it fails closed."""
+
+    def __init__(
+        self,
+        rank: int,
+        config: RuntimeConfig,
+        context: zmq.Context,
+        executor: TaskExecutor,
+        comm: GroupFreeComm,
+    ) -> None:
+        super().__init__(name="gfdit-migration", daemon=True)
+        self.rank = rank
+        self.timeout_s = config.comm_timeout_s
+        self._executor = executor
+        self._comm = comm
+        self._commands = open_socket(context, zmq.PULL, config.address(f"migration{rank}"))
+        self._events = open_socket(context, zmq.PUSH, config.address("events"))
+        self._decode = msg.decoder(msg.MigrationMessage)
+        self._changed = threading.Condition()
+        self._finished: dict[int, str] = {}  # migration id -> error, empty when the copy is done
+
+    def wait_for(self, migrations: Iterable[int]) -> None:
+        """Block the compute lane until these copies are done.
+
+        Raises :class:`TaskError` if one failed, :class:`MigrationError` if one takes too long.
+        """
+        deadline_s = time.monotonic() + self.timeout_s
+        with self._changed:
+            for migration_id in migrations:
+                while migration_id not in self._finished:
+                    if not self._changed.wait(deadline_s - time.monotonic()):
+                        raise MigrationError(
+                            f"migration {migration_id} unfinished after {self.timeout_s:.0f} s"
+                        )
+                if error := self._finished.pop(migration_id):
+                    raise TaskError(error)
+
+    def run(self) -> None:
+        try:
+            while (data := wait_for_command(self._commands)) is not None:
+                match self._decode.decode(data):
+                    case msg.Move(command):
+                        self._move(command)
+                    case msg.Free(artifacts):
+                        self._executor.free(artifacts)
+                    case msg.Stop():
+                        return
+        except Exception as error:
+            logger.exception("rank %d: the migration lane is broken", self.rank)
+            self._events.send(msg.encode(msg.WorkerFailed(self.rank, f"migration lane: {error}")))
+
+    def _move(self, command: Migrate) -> None:
+        started_s = time.monotonic()
+        num_bytes, error = 0, ""
+        try:
+            num_bytes = self._send(command) if self.rank == command.source else self._receive(command)
+        except MigrationError as failure:
+            error = str(failure)
+        done = msg.MoveDone(
+            command.migration_id, self.rank, command.artifact, num_bytes, started_s, time.monotonic(), error
+        )
+        with self._changed:
+            self._finished[command.migration_id] = error
+            self._changed.notify_all()
+        self._events.send(msg.encode(done))
+
+    def _send(self, command: Migrate) -> int:
+        try:
+            parts = self._executor.export_artifact(command.artifact)
+            header = parts.header()
+        except Exception as error:
+            message = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
+            send_failure(self._comm, command.ranks, message)
+            raise MigrationError(message) from error
+        return send_artifact(self._comm, command.ranks, parts, header)
+
+    def _receive(self, command: Migrate) -> int:
+        parts = receive_artifact(self._comm, command.ranks, self._executor.device)
+        self._executor.import_artifact(command.artifact, parts)
+        return parts.num_bytes
+
+
+class ComputeLane:
+    """Runs tasks, calls and edge resets on the worker's main thread."""
+
+    def __init__(
+        self,
+        rank: int,
+        config: RuntimeConfig,
+        context: zmq.Context,
+        events: zmq.Socket,
+        executor: TaskExecutor,
+        comm: GroupFreeComm,
+        migration: MigrationLane,
+    ) -> None:
+        self.rank = rank
+        self._executor = executor
+        self._comm = comm
+        self._migration = migration
+        self._commands = open_socket(context, zmq.PULL, config.address(f"compute{rank}"))
+        self._events = events
+        self._results = open_socket(context, zmq.PUSH, config.address("results"))
+        self._decode = msg.decoder(msg.ComputeMessage)
+
+    def run(self) -> None:
+        while (data := wait_for_command(self._commands)) is not None:
+            match self._decode.decode(data):
+                case msg.Run() as run:
+                    self._events.send(msg.encode(self._run(run)))
+                case msg.Reset(command):
+                    self._comm.reset(command.ranks, generation=command.reset_id)
+                    self._events.send(msg.encode(msg.ResetDone(command.reset_id, self.rank)))
+                case msg.Call() as call:
+                    self._events.send(msg.encode(self._call(call)))
+                case msg.Stop():
+                    return
+
+    def _run(self, run: msg.Run) -> msg.RunDone | msg.RunFailed:
+        command = run.command
+        try:
+            own = [move.migration_id for move in command.migrations if self.rank in move.ranks]
+            self._migration.wait_for(own)
+            started_s = time.monotonic()
+            results = self._executor.execute(command.tasks, command.layout, run.payloads)
+            finished_s = time.monotonic()
+            for request_id, value in results.items():
+                self._results.send(msg.encode(msg.Result(request_id, value)))
+            self._executor.free(command.consumes)
+        except Exception as error:
+            return self._failure(run, error)
+        return msg.RunDone(command.dispatch_id, self.rank, started_s, finished_s)
+
+    def _failure(self, run: msg.Run, error: Exception) -> msg.RunFailed:
+        """Report, and wake the peers that wait for this rank in a collective."""
+        command = run.command
+        self._comm.abort(command.layout.ranks)
+        names = ", ".join(task.id for task in command.tasks)
+        secondary = isinstance(error, CommError)
+        logger.error(
+            "rank %d: %s failed at %s",
+            self.rank,
+            names,
+            command.layout,
+            exc_info=None if secondary else error,
+        )
+        known = isinstance(error, TaskError)
+        text = str(error) if known else f"{names} failed on rank {self.rank}: {type(error).__name__}: {error}"
+        status_code = error.status_code if isinstance(error, TaskError) else 500
+        return msg.RunFailed(command.dispatch_id, self.rank, text, status_code, secondary)
+
+    def _call(self, call: msg.Call) -> msg.CallReply:
+        try:
+            return msg.CallReply(
+                call.call_id, self.rank, True, self._executor.call(call.method, call.payload)
+            )
+        except Exception as error:
+            logger.exception("rank %d: call of %s failed", self.rank, call.method)
+            return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())

@@ -1,0 +1,60 @@
+"""A worker process: one thread per lane, each reading its own first-in-first-out queue of commands."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from gfdit.runtime import messages as msg
+from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.sockets import open_socket
+
+logger = logging.getLogger("gfdit.worker")
+
+
+def worker_main(rank: int, config: RuntimeConfig) -> None:
+    """Entry point of the process: load the model, say ready, run commands until told to stop."""
+    # The control process decides when workers end; an interrupt typed at the terminal reaches all of them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s [rank{rank}] %(message)s")
+    context = zmq.Context()
+    events = open_socket(context, zmq.PUSH, config.address("events"))
+    try:
+        _serve(rank, config, context, events)
+    except Exception as error:
+        logger.exception("worker %d stops", rank)
+        events.send(msg.encode(msg.WorkerFailed(rank, f"{type(error).__name__}: {error}")))
+    finally:
+        context.destroy(linger=1000)
+
+
+def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.Socket) -> None:
+    # Imported here: the control process imports this module and needs neither torch nor a model.
+    from gfdit.comm import GroupFreeComm, HeapDescriptor, SharedMemoryHeap
+    from gfdit.runtime.lanes import ComputeLane, MigrationLane
+
+    heap = SharedMemoryHeap.attach(HeapDescriptor.from_json(config.heap), rank)
+    comm = GroupFreeComm(heap, timeout_s=config.comm_timeout_s)
+    make_executor = _resolve(config.worker)
+    executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
+    with contextlib.closing(executor):
+        migration = MigrationLane(rank, config, context, executor, comm.lane("migration"))
+        compute = ComputeLane(rank, config, context, events, executor, comm, migration)
+        migration.start()
+        events.send(msg.encode(msg.WorkerReady(rank)))
+        compute.run()
+        migration.join(timeout=5.0)
+
+
+def _resolve(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
