@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.gfdit-setup
+TYPED := gfdit tests tools $(sort $(dir $(wildcard examples/*.py benchmarks/*.py)))
 
 # The first Python that is new enough.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
@@ -34,7 +35,7 @@ lint: setup
 	@$(BIN)/ruff format --check
 
 types: setup
-	@$(BIN)/mypy
+	@$(BIN)/mypy $(TYPED)
 
 clean:
 	rm -rf $(VENV) build dist out gfdit.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

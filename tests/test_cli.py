@@ -68,7 +68,7 @@ def test_what_follows_the_dashes_is_passed_through(monkeypatch: pytest.MonkeyPat
         return 3
 
     module = types.SimpleNamespace(configure=configure, run=run)
-    monkeypatch.setitem(sys.modules, "planted_command", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "planted_command", module)
     monkeypatch.setitem(cli.COMMANDS, "planted", cli.Command("planted_command", "", takes_passthrough=True))
     assert cli.main(["planted", "m", "--ranks", "2", "--", "--dtype", "float32", "--", "x"]) == 3
     assert seen.args.model == "m" and seen.args.ranks == 2

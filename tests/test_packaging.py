@@ -73,6 +73,6 @@ def test_type_checker_sees_the_top_level_folders(tmp_path: Path) -> None:
 
 def test_type_checker_would_notice_a_missing_folder(tmp_path: Path) -> None:
     """Negative control for the test above."""
-    command = [sys.executable, "-m", "mypy", "--cache-dir", tmp_path, "-c", "import gfdit.no_such_package"]
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "-c", "import gfdit.no_such_package"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0 and "gfdit.no_such_package" in done.stdout
