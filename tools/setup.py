@@ -9,7 +9,6 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import venv
@@ -25,12 +24,16 @@ MIN_PYTHON = (3, 11)
 REQUIREMENTS = ROOT / "requirements"
 STAMP_NAME = ".gfdit-setup"
 
-# Run by the new environment's Python: distributions it sees, as `name==version`.
+# Run by the new environment's Python: distributions it sees, the first of a name, as `name==version`; not those
+# that every environment has of its own.
 LIST_DISTRIBUTIONS = """
 import importlib.metadata as m
+seen = {"gfdit", "pip", "setuptools"}
 for d in m.distributions():
-    if d.metadata["Name"] and d.metadata["Name"] != "gfdit":
-        print(d.metadata["Name"] + "==" + d.version)
+    name = (d.metadata["Name"] or "").lower().replace("_", "-")
+    if name and name not in seen:
+        seen.add(name)
+        print(name + "==" + d.version)
 """
 
 
@@ -39,9 +42,7 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment (default: .venv)")
     target: Path = parser.parse_args().venv
     started_s = time.monotonic()
@@ -64,9 +65,7 @@ def set_up(target: Path) -> bool:
         stamp.touch()
         return False
     if accelerator is None:
-        print(
-            "setup: no accelerator found, installing the pinned CPU environment (a few minutes)", flush=True
-        )
+        print("setup: no accelerator found, installing the pinned CPU environment (a few minutes)", flush=True)
         install_cpu(target)
     else:
         print(f"setup: {accelerator} found, using the torch and vLLM of this environment", flush=True)
@@ -79,7 +78,7 @@ def set_up(target: Path) -> bool:
 
 def install_cpu(target: Path) -> None:
     if not (target / "bin" / "python").exists():
-        _create(target, see_system=False)
+        _create(target)
     print("setup: torch", flush=True)
     # By itself, its own requirements at the pinned versions; then only exact pins, nothing to resolve.
     _pip(target, "-c", REQUIREMENTS / "cpu.txt", "-r", REQUIREMENTS / "cpu-torch.txt")
@@ -93,39 +92,39 @@ def install_cpu(target: Path) -> None:
 
 def install_beside_host(target: Path) -> None:
     if not (target / "bin" / "python").exists():
-        _create(target, see_system=True)
-        if sys.prefix != sys.base_prefix:
-            # `see_system` is about the base interpreter; a path file shows an active virtual environment.
-            _site_packages(target).joinpath("gfdit_host.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        _create(target)
+    _show_host_packages(target)
     visible = _output(target, "-c", LIST_DISTRIBUTIONS)
     _check_host(visible.splitlines())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(visible)
         constraints.flush()
-        _pip(target, "--no-build-isolation", "-c", constraints.name, "-e", f"{ROOT}[dev,demo]")
+        _pip(target, "-c", constraints.name, "-e", f"{ROOT}[dev,demo]")
+
+
+def _show_host_packages(target: Path) -> None:
+    """Let `target` see what this interpreter sees: system, conda or virtual environment, path files included."""
+    own = next(target.resolve().glob("lib/python*/site-packages"))
+    seen = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    lines = [f"import site; site.addsitedir({str(path)!r})\n" for path in seen if path.resolve() != own]
+    own.joinpath("gfdit_host.pth").write_text("".join(lines))
 
 
 def _check_host(visible: Sequence[str]) -> None:
-    versions = dict(line.lower().replace("_", "-").split("==", 1) for line in visible)
+    versions = dict(line.split("==", 1) for line in visible)
     missing = [name for name in ("torch", "vllm") if name not in versions]
     if not versions.get("vllm-omni", "").startswith("0.30."):
         missing.append(f"vllm-omni 0.30.* (found: {versions.get('vllm-omni', 'none')})")
     if missing:
-        raise SetupError(
-            f"install first, as your GPU needs it: {', '.join(missing)}; then run make setup again"
-        )
+        raise SetupError(f"install first, as your GPU needs it: {', '.join(missing)}; then run make setup again")
 
 
-def _create(target: Path, *, see_system: bool) -> None:
+def _create(target: Path) -> None:
     try:
-        venv.create(target, with_pip=True, symlinks=True, system_site_packages=see_system)
+        venv.create(target, with_pip=True, symlinks=True)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise SetupError("cannot create a virtual environment: install the package python3-venv") from error
-
-
-def _site_packages(target: Path) -> Path:
-    return next(target.glob("lib/python*/site-packages"))
 
 
 def _pip(target: Path, *args: str | Path) -> None:
@@ -136,9 +135,7 @@ def _pip(target: Path, *args: str | Path) -> None:
 
 
 def _output(target: Path, *args: str) -> str:
-    return subprocess.run(
-        [target / "bin" / "python", *args], check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run([target / "bin" / "python", *args], check=True, capture_output=True, text=True).stdout
 
 
 def _fingerprint(accelerator: str | None) -> str:
