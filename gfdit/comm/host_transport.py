@@ -173,6 +173,13 @@ class HostTransport:
 
     def _pull(self, port: Port, call: Call, num_bytes: int, begin: int, address: int) -> None:
         """Observe one chunk of the peer and copy it out; the caller completes the instance."""
+        slot = self._observe(port, call, num_bytes)
+        chunk_bytes = min(num_bytes - begin, self._slot_bytes)
+        if chunk_bytes > 0:
+            ctypes.memmove(address + begin, port.inbound_slots[slot], chunk_bytes)
+
+    def _observe(self, port: Port, call: Call, num_bytes: int) -> int:
+        """Wait for the peer's token of this instance; returns the data slot that holds its payload."""
         slot, expected = port.agreement.expect(edge_digest(call.seed, call.operation, num_bytes))
         edge = (port.peer, self._rank)
         observed = self._wait(port, call, port.inbound_line + slot, expected, edge)
@@ -181,9 +188,7 @@ class HostTransport:
             raise CommMismatch(
                 self._rank, edge, expected, observed, self._lane, call.operation.name.lower(), detail
             )
-        chunk_bytes = min(num_bytes - begin, self._slot_bytes)
-        if chunk_bytes > 0:
-            ctypes.memmove(address + begin, port.inbound_slots[slot], chunk_bytes)
+        return slot
 
     def _store(self, word: int, value: int) -> None:
         """Store with release order, then wake the waiter."""
