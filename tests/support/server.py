@@ -22,7 +22,7 @@ import httpx
 from PIL import Image
 
 LOG_TAIL_LINES = 60
-STOP_GRACE_S = 20.0
+STOP_GRACE_S = 10.0
 
 
 class ServerError(RuntimeError):
