@@ -85,11 +85,7 @@ def edge_digest(seed: int, operation: int, num_bytes: int) -> int:
 
 def make_token(digest: int, generation: int, instance: int) -> int:
     """Pack the three fields; generation and instance are taken modulo their widths."""
-    return (
-        digest << _DIGEST_SHIFT
-        | (generation & _GENERATION_MASK) << INSTANCE_BITS
-        | (instance & _INSTANCE_MASK)
-    )
+    return digest << _DIGEST_SHIFT | (generation & _GENERATION_MASK) << INSTANCE_BITS | (instance & _INSTANCE_MASK)
 
 
 def is_behind(observed: int, expected: int) -> bool:

@@ -54,9 +54,7 @@ class Futex:
     def wait(self, address: int, value: int, timeout_s: float, attempt: int) -> None:
         seconds = int(timeout_s)
         limit = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
-        self._syscall(
-            self._number, address, _FUTEX_WAIT, value & 0xFFFFFFFF, ctypes.addressof(limit), None, 0
-        )
+        self._syscall(self._number, address, _FUTEX_WAIT, value & 0xFFFFFFFF, ctypes.addressof(limit), None, 0)
 
     def wake(self, address: int) -> None:
         self._syscall(self._number, address, _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)

@@ -53,9 +53,7 @@ class Transport(Protocol):
     One thread at a time issues operations on a lane; ``abort`` may come from any thread.
     """
 
-    def exchange(
-        self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]
-    ) -> None:
+    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
         """Two-way: with every peer, send one byte range of ``source``, receive one into ``target``.
 
         A slice whose rank is the caller's is a local copy. Zero bytes still agree: that is a barrier.

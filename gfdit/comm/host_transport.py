@@ -88,9 +88,7 @@ class HostTransport:
             if peer != rank
         }
 
-    def exchange(
-        self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]
-    ) -> None:
+    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
         source_address, target_address = source.data_ptr(), target.data_ptr()
         remote = [(self._ports[piece.rank], piece) for piece in peers if piece.rank != self._rank]
         with self._operation(call, [port for port, _ in remote]):
@@ -245,9 +243,7 @@ class HostTransport:
         else:
             return
         edge = edge or (port.peer, self._rank)
-        raise CommAborted(
-            self._rank, edge, expected, observed, self._lane, call.operation.name.lower(), detail
-        )
+        raise CommAborted(self._rank, edge, expected, observed, self._lane, call.operation.name.lower(), detail)
 
 
 class _Operation:

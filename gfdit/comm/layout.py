@@ -58,7 +58,8 @@ class SegmentLayout:
 
     @property
     def segment_bytes(self) -> int:
-        return self.scratch_offset + _align(self.scratch_bytes, PAGE_BYTES)
+        # A world of one has no edges, yet something to map.
+        return max(self.scratch_offset + _align(self.scratch_bytes, PAGE_BYTES), PAGE_BYTES)
 
     def line_offset(self, lane: int, owner: int, peer: int) -> int:
         """The line in ``owner``'s segment that ``peer`` writes."""

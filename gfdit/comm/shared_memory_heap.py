@@ -74,6 +74,8 @@ class SharedMemoryHeap:
     Close it only when no thread is inside a collective: operations on a closed heap raise ValueError.
     """
 
+    _transport_class: type[HostTransport] = HostTransport
+
     @classmethod
     def create(
         cls,
@@ -146,9 +148,7 @@ class SharedMemoryHeap:
     def scratch(self, rank: int) -> torch.Tensor:
         """``rank``'s scratch region, uint8 of ``scratch_bytes``; drop every view before ``close``."""
         offset = rank * self.layout.segment_bytes + self.layout.scratch_offset
-        return torch.frombuffer(
-            self._map, dtype=torch.uint8, count=self.descriptor.scratch_bytes, offset=offset
-        )
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=self.descriptor.scratch_bytes, offset=offset)
 
     def open_lane(self, lane: str, *, timeout_s: float) -> HostTransport:
         if self._closed:
@@ -158,7 +158,7 @@ class SharedMemoryHeap:
         if lane in self._opened:
             raise ValueError(f"lane {lane!r} of rank {self._rank} is already open; use comm.lane({lane!r})")
         self._opened.add(lane)
-        return HostTransport(
+        return self._transport_class(
             rank=self._rank,
             lane=lane,
             lane_index=self.lanes.index(lane),

@@ -1,0 +1,195 @@
+"""Long mixtures of operations and overlapping groups: the order is shared, the timing is not."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from gfdit.comm import GroupFreeComm
+from tests.comm.worlds import random_bytes, run_ranks, same_bits, stale
+
+WORLD_SIZE = 4
+
+
+def soak(comm: GroupFreeComm, seed: int, num_operations: int, stalls: bool) -> int:
+    """The same random program in every rank; each runs the operations it is part of and checks the bytes."""
+    plan, pace = random.Random(seed), random.Random(seed * 100 + comm.rank)
+    performed = 0
+    for step in range(num_operations):
+        ranks = tuple(plan.sample(range(WORLD_SIZE), plan.randint(2, WORLD_SIZE)))
+        kind = plan.choice(["barrier", "gather", "all_to_all", "broadcast", "reduce", "send", "send", "send"])
+        num_bytes = plan.choice([0, 1, 17, 1000, 4096, 4097, 4096 + 257 * plan.randint(0, 40)])
+        if kind == "send":
+            ranks = ranks[:2]
+        if comm.rank in ranks:
+            if stalls and pace.random() < 0.05:
+                time.sleep(pace.random() * 2e-3)
+            perform(comm, kind, ranks, num_bytes, seed * 100_000 + step)
+            performed += 1
+    return performed
+
+
+def perform(comm: GroupFreeComm, kind: str, ranks: tuple[int, ...], num_bytes: int, key: int) -> None:
+    context = (kind, ranks, num_bytes, key)
+    group = comm.group(ranks)
+    inputs = {rank: random_bytes(num_bytes, key, rank) for rank in ranks}
+    mine, index = inputs[comm.rank], group.index
+    if kind == "barrier":
+        comm.barrier(group)
+    elif kind == "gather":
+        out = stale((len(ranks) * num_bytes,), torch.uint8)
+        comm.all_gather_into_tensor(out, mine, group)
+        assert same_bits(out, torch.cat([inputs[rank] for rank in ranks])), context
+    elif kind == "all_to_all":
+        usable = num_bytes // len(ranks) * len(ranks)
+        out = stale((usable,), torch.uint8)
+        comm.all_to_all_single(out, mine[:usable], group)
+        parts = [inputs[rank][:usable].chunk(len(ranks))[index] for rank in ranks] if usable else [out]
+        assert same_bits(out, torch.cat(parts)), context
+    elif kind == "broadcast":
+        x = mine.clone()
+        comm.broadcast(x, ranks[-1], group)
+        assert same_bits(x, inputs[ranks[-1]]), context
+    elif kind == "reduce":
+        x = mine.long()
+        comm.all_reduce(x, group)
+        assert torch.equal(x, torch.stack([inputs[rank].long() for rank in ranks]).sum(0)), context
+    elif comm.rank == ranks[0]:
+        comm.send(mine, ranks[1])
+    else:
+        out = stale((num_bytes,), torch.uint8)
+        comm.recv(out, ranks[0])
+        assert same_bits(out, inputs[ranks[0]]), context
+
+
+@pytest.mark.parametrize(("seed", "stalls"), [(1, False), (2, True)])
+def test_soak(seed: int, stalls: bool) -> None:
+    performed = run_ranks(soak, WORLD_SIZE, seed, 1500, stalls, slot_bytes=4096)
+    assert min(performed) > 700
+
+
+def two_lanes(comm: GroupFreeComm) -> None:
+    """Both lanes at once over the same edges, in unrelated orders, from two threads."""
+    migration = comm.lane("migration")
+    assert comm.lane("migration") is migration and migration.lane("compute") is comm
+    errors: list[BaseException] = []
+
+    def migrate() -> None:
+        try:
+            soak(migration, 31, 500, False)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=migrate)
+    thread.start()
+    soak(comm, 32, 500, False)
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_two_lanes_at_once_from_two_threads() -> None:
+    run_ranks(two_lanes, WORLD_SIZE, slot_bytes=4096)
+
+
+def blocked_lane(comm: GroupFreeComm) -> None:
+    """A lane that waits does not hold up the other one."""
+    group = comm.group((0, 1))
+    migration = comm.lane("migration")
+    if comm.rank == 0:
+        out = torch.empty(3)
+        thread = threading.Thread(target=comm.recv, args=(out, 1))
+        thread.start()
+        time.sleep(0.05)
+        for _ in range(50):
+            migration.barrier(group)
+        with pytest.raises(ValueError, match="another thread"):
+            comm.barrier(group)
+        migration.send(torch.zeros(1), 1)
+        thread.join()
+        assert out.tolist() == [7, 7, 7]
+    else:
+        for _ in range(50):
+            migration.barrier(group)
+        migration.recv(torch.empty(1), 0)
+        comm.send(torch.full((3,), 7.0), 0)
+
+
+def test_a_waiting_lane_does_not_block_the_other() -> None:
+    run_ranks(blocked_lane, 2)
+
+
+def chained_groups(comm: GroupFreeComm) -> None:
+    """A value goes round through overlapping pairs, then through overlapping triples, a thousand barriers long."""
+    pairs = [(0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (3, 2)]
+    triples = [(0, 1, 2), (1, 2, 3), (2, 3, 0), (3, 0, 1), (2, 1, 0)]
+    value = torch.full((1,), float(comm.rank))
+    model = [0.0, 1.0, 2.0, 3.0]
+    for step in range(1000):
+        ranks = (pairs if step % 2 else triples)[step // 2 % 5]
+        src = ranks[step % len(ranks)]
+        if comm.rank in ranks:
+            group = comm.group(ranks)
+            comm.barrier(group)
+            comm.broadcast(value, src, group)
+        for rank in ranks:
+            model[rank] = model[src]
+        if step % 97 == 0:
+            everyone = comm.group(range(4))
+            out = torch.empty(4)
+            comm.all_gather_into_tensor(out, value, everyone)
+            assert out.tolist() == model
+            value.add_(comm.rank * 1000)
+            model = [model[rank] + rank * 1000 for rank in range(4)]
+
+
+def test_overlapping_groups_chained() -> None:
+    run_ranks(chained_groups, WORLD_SIZE)
+
+
+def one_way_bursts(comm: GroupFreeComm) -> None:
+    """Bursts longer than the slots in both directions, two-way operations between, on one edge."""
+    group = comm.group((0, 1))
+    peer = 1 - comm.rank
+    key = 0
+    for burst in (1, 2, 3, 7):
+        for direction in (0, 1, 1, 0):
+            for _ in range(burst):
+                payload = random_bytes(9000, key)
+                key += 1
+                if comm.rank == direction:
+                    comm.send(payload, peer)
+                else:
+                    out = stale((9000,), torch.uint8)
+                    comm.recv(out, peer)
+                    assert same_bits(out, payload)
+            if burst % 2:
+                comm.barrier(group)
+    # One message of one slot is accepted before the receiver comes, so this exchange cannot block.
+    comm.barrier(group)
+    comm.send(random_bytes(4096, comm.rank), peer)
+    out = stale((4096,), torch.uint8)
+    comm.recv(out, peer)
+    assert same_bits(out, random_bytes(4096, peer))
+
+
+def test_one_way_bursts_in_both_directions() -> None:
+    run_ranks(one_way_bursts, 2, slot_bytes=4096)
+
+
+def counters_wrap(comm: GroupFreeComm) -> None:
+    """Instance numbers are 24 bits on the wire; the edge goes on when they start over."""
+    for port in comm._transport._ports.values():
+        port.agreement.published = port.agreement.observed = port.agreement.consumed = 2**24 - 20
+    for step in range(100):
+        kind = ["barrier", "gather", "broadcast", "send", "all_to_all", "send", "send"][step % 7]
+        perform(comm, kind, (0, 1) if step % 3 else (1, 0), 5000, step)
+    assert comm._transport._ports[1 - comm.rank].agreement.published > 2**24
+
+
+def test_the_counter_wraps() -> None:
+    run_ranks(counters_wrap, 2, slot_bytes=4096)

@@ -1,0 +1,93 @@
+"""``spawn``: results, errors with the rank named, and no process left running."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+
+import pytest
+import torch
+
+from gfdit.comm import CommTimeout, GroupFreeComm, RankFailed, spawn
+from tests.comm.worlds import START_METHOD, run_ranks
+
+
+class OddError(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__("something odd")
+
+
+def echo(comm: GroupFreeComm, x: torch.Tensor, word: str) -> tuple[int, int, torch.Tensor, str]:
+    assert torch.get_num_threads() == 1
+    return comm.rank, comm.world_size, x + comm.rank, word
+
+
+def test_results_by_rank_with_a_clean_interpreter() -> None:
+    results = spawn(echo, 2, args=(torch.ones(2), "hello"), timeout_s=100)
+    assert [(r[0], r[1], r[2].tolist(), r[3]) for r in results] == [
+        (0, 2, [1, 1], "hello"),
+        (1, 2, [2, 2], "hello"),
+    ]
+
+
+def alone(comm: GroupFreeComm) -> float:
+    x = torch.ones(3)
+    comm.all_reduce(x, comm.group((0,)))
+    comm.lane("migration").barrier(comm.group((0,)))
+    comm.reset(())
+    return x.sum().item()
+
+
+def test_a_world_of_one() -> None:
+    assert run_ranks(alone, 1) == [3.0]
+
+
+def fail(comm: GroupFreeComm, kind: str) -> None:
+    if comm.rank == 1:
+        if kind == "value":
+            raise ValueError("this is wrong")
+        if kind == "odd":
+            raise OddError(1, 2)
+        if kind == "exit":
+            os._exit(3)
+        time.sleep(100)
+    comm.barrier(comm.group((0, 1)))
+
+
+def test_an_exception_is_raised_again_with_the_rank_named() -> None:
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="this is wrong") as caught:
+        run_ranks(fail, 2, "value")
+    assert "raised in rank 1 of 2" in caught.value.__notes__[0]
+    assert time.monotonic() - begin < 15
+    assert not multiprocessing.active_children()
+
+
+def test_an_exception_that_does_not_travel() -> None:
+    with pytest.raises(RankFailed, match="rank 1: raised") as caught:
+        run_ranks(fail, 2, "odd")
+    assert "something odd" in str(caught.value) and caught.value.rank == 1
+
+
+def test_a_rank_that_exits() -> None:
+    with pytest.raises(RankFailed, match="rank 1: died with exit code 3"):
+        run_ranks(fail, 2, "exit")
+
+
+def test_overall_timeout() -> None:
+    begin = time.monotonic()
+    with pytest.raises(RankFailed, match="no result in time"):
+        run_ranks(fail, 2, "hang", timeout_s=2.0)
+    assert time.monotonic() - begin < 10
+    assert not multiprocessing.active_children()
+
+
+def test_comm_timeout_is_passed_on() -> None:
+    with pytest.raises(CommTimeout, match=r"after 0\.3 s"):
+        run_ranks(fail, 2, "hang", comm_timeout_s=0.3)
+
+
+def test_unknown_heap() -> None:
+    with pytest.raises(ValueError, match="shared_memory"):
+        spawn(echo, 2, heap="magic", start_method=START_METHOD)
