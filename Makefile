@@ -10,13 +10,13 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types clean
+.PHONY: help setup demo test lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
 	@echo "make test    lint, types and tests (sets everything up)"
 	@echo "make setup   only the environment, in $(VENV)"
-	@echo "make lint types clean"
+	@echo "make lint format types clean"
 
 setup: $(STAMP)
 
@@ -32,7 +32,11 @@ test: lint types
 
 lint: setup
 	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
+	@$(BIN)/ruff format --check --quiet || { echo "formatting differs: run make format" >&2; exit 1; }
+
+format: setup
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format
 
 types: setup
 	@$(BIN)/mypy $(TYPED)
