@@ -61,9 +61,7 @@ class RequestRecord:
         for task in tasks:
             for name in task.inputs:
                 self.consumers[name].append(task)
-        self.artifacts = {
-            name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()
-        }
+        self.artifacts = {name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()}
         self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import Dispatch, PolicyError, RankView, TaskView
@@ -39,12 +39,12 @@ def check_dispatch(
                 raise broken(f"model {task.model!r} is not loaded on rank {rank}")
 
 
-def _check_ranks(layout: ExecutionLayout, ranks: Mapping[int, RankView], broken) -> None:
+def _check_ranks(
+    layout: ExecutionLayout, ranks: Mapping[int, RankView], broken: Callable[[str], PolicyError]
+) -> None:
     spec = layout.parallel
     if min(spec.sp, spec.cfg) < 1 or spec.size != len(layout.ranks):
-        raise broken(
-            f"sp x cfg must equal the number of ranks, got {spec.sp} x {spec.cfg} on {len(layout.ranks)}"
-        )
+        raise broken(f"sp x cfg must equal the number of ranks, got {spec.sp} x {spec.cfg} on {len(layout.ranks)}")
     if len(set(layout.ranks)) != len(layout.ranks):
         raise broken(f"a rank is named twice in {layout.ranks}")
     for rank in layout.ranks:
@@ -54,7 +54,7 @@ def _check_ranks(layout: ExecutionLayout, ranks: Mapping[int, RankView], broken)
             raise broken(f"rank {rank} is busy with request {ranks[rank].running_request}")
 
 
-def _check_batch(tasks: list[TaskView], broken) -> None:
+def _check_batch(tasks: list[TaskView], broken: Callable[[str], PolicyError]) -> None:
     first = tasks[0]
     for task in tasks[1:]:
         same = (task.kind, task.model, task.shape, task.cfg) == (
@@ -64,6 +64,4 @@ def _check_batch(tasks: list[TaskView], broken) -> None:
             first.cfg,
         )
         if not same:
-            raise broken(
-                f"{task.id} cannot share a batch with {first.id}: kind, model, shape and cfg must agree"
-            )
+            raise broken(f"{task.id} cannot share a batch with {first.id}: kind, model, shape and cfg must agree")

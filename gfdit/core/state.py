@@ -24,16 +24,12 @@ class ClusterState:
     """Bookkeeping without decisions; :class:`~gfdit.core.control.ControlPlane` decides."""
 
     def __init__(self, ranks: Iterable[RankRecord]) -> None:
-        self.ranks: dict[int, RankRecord] = {
-            rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)
-        }
+        self.ranks: dict[int, RankRecord] = {rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)}
         self.lost: dict[int, RankRecord] = {}
         self.requests: dict[str, RequestRecord] = {}
         self.dispatches: dict[int, DispatchRecord] = {}
         self.ready: dict[str, TaskView] = {}
-        self.rank_views: dict[int, RankView] = {
-            rank.id: _rank_view(rank, self) for rank in self.ranks.values()
-        }
+        self.rank_views: dict[int, RankView] = {rank.id: _rank_view(rank, self) for rank in self.ranks.values()}
         self._request_views: dict[str, RequestView] = {}
         self._order: list[tuple[int, int, str]] = []  # ready tasks as (arrival sequence, position, task id)
         self._num_arrived = 0
@@ -217,9 +213,7 @@ class ClusterState:
             assert dispatch.waiting_for, f"dispatch {dispatch.id} is done but still open"
             for rank in dispatch.layout.ranks:
                 owner = self.ranks.get(rank)
-                assert owner is None or owner.dispatch == dispatch.id, (
-                    f"rank {rank} does not run {dispatch.id}"
-                )
+                assert owner is None or owner.dispatch == dispatch.id, f"rank {rank} does not run {dispatch.id}"
         for rank_record in self.ranks.values():
             assert rank_record.dispatch is None or rank_record.dispatch in self.dispatches
             assert not (rank_record.dispatch and rank_record.reset), f"rank {rank_record.id} runs and resets"
@@ -290,9 +284,7 @@ def _check_request(record: RequestRecord, state: ClusterState) -> None:
         assert total == len(record.graph.tasks), f"{label} lost a task"
     for art in record.artifacts.values():
         live = art.state is ArtifactState.MATERIALIZED
-        assert live == (art.layout is not None and bool(art.holders)) or record.ending, (
-            f"{art.id} has no holder"
-        )
+        assert live == (art.layout is not None and bool(art.holders)) or record.ending, f"{art.id} has no holder"
         assert art.state is not ArtifactState.FREED or art.readers == 0, f"{art.id} freed with readers"
         assert art.holders <= record.touched, f"{art.id} is on a rank its request never touched"
 

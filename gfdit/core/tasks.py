@@ -118,7 +118,11 @@ def trajectory(
     conditioning, first = name("conditioning"), name("latents/0")
 
     def task(
-        kind: TaskKind, step: int, inputs: tuple[str, ...], outputs: tuple[str, ...], specs=(SINGLE,)
+        kind: TaskKind,
+        step: int,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        specs: tuple[ParallelSpec, ...] = (SINGLE,),
     ) -> Task:
         suffix = f"{kind}/{step}" if kind is TaskKind.DENOISE else str(kind)
         return Task(name(suffix), request_id, kind, step, inputs, outputs, specs)

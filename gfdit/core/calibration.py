@@ -1,0 +1,61 @@
+"""Measured times against expected ones: a running ratio per key that a few outliers cannot move."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+WINDOW = 15  # measurements remembered per key: a median over them ignores up to seven outliers
+
+
+def _median(values: list[float]) -> float:
+    """The lower median: of two measurements the first, slow one (warm-up) does not count."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was measured under one key. ``ratio`` is the median of measured / expected seconds."""
+
+    count: int = 0
+    ratio: float = 1.0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    @property
+    def spread(self) -> float:
+        """Median distance of the recent ratios from ``ratio``, as a fraction of it."""
+        if not self.recent:
+            return 0.0
+        return _median([abs(value - self.ratio) for value in self.recent]) / self.ratio
+
+    def add(self, ratio: float) -> None:
+        self.count += 1
+        self.recent.append(ratio)
+        self.ratio = _median(list(self.recent))
+
+
+class Calibration:
+    """Running ratios by key."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Hashable, Measured] = {}
+
+    @property
+    def measured(self) -> Mapping[Hashable, Measured]:
+        return MappingProxyType(self._measured)
+
+    def add(self, key: Hashable, ratio: float) -> None:
+        """Take ``ratio`` = measured / expected in; one that is not positive and finite is dropped."""
+        if not (math.isfinite(ratio) and ratio > 0):
+            return
+        if (entry := self._measured.get(key)) is None:
+            entry = self._measured[key] = Measured()
+        entry.add(ratio)
+
+    def ratio(self, key: Hashable, at_least: int = 1) -> float | None:
+        """The ratio under ``key`` once it rests on ``at_least`` measurements."""
+        entry = self._measured.get(key)
+        return entry.ratio if entry is not None and entry.count >= at_least else None

@@ -1,0 +1,216 @@
+"""Cost models: over a table of measured or published times, and a nominal one for serving without a table."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from gfdit.core.calibration import Calibration, Measured
+from gfdit.core.cost import UnknownCostError
+from gfdit.core.cost_file import CostEntry, CostTable
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, widest
+from gfdit.core.policy import RequestView, TaskView
+from gfdit.core.tasks import Shape, TaskKind
+
+__all__ = ["CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]
+
+
+class CostKey(NamedTuple):
+    """What a time depends on."""
+
+    model: str
+    kind: TaskKind
+    shape: Shape
+    cfg: bool
+    parallel: ParallelSpec
+    batch: int
+
+
+class CalibratedCostModel:
+    """A :class:`~gfdit.core.cost.CostModel`: reference times, corrected by the times measured online.
+
+    Subclasses give the reference times and say how far a measurement carries.
+    """
+
+    trusted_count = 3  # measurements before they correct a reference: the first ones are warm-up
+    migration_latency_s = 0.0
+
+    def __init__(self) -> None:
+        self._calibration = Calibration()
+        self._seconds: dict[tuple[Any, ...], float] = {}
+
+    @property
+    def measured(self) -> Mapping[Hashable, Measured]:
+        """Count, ratio to the reference and spread of what was measured, by :class:`CostKey`."""
+        return self._calibration.measured
+
+    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
+        key = (task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
+        return self._cached_s(key, task.request_id)
+
+    def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
+        """Times of all unfinished tasks, a running one in full; only denoising takes ``layout.parallel``."""
+        total_s = 0.0
+        for kind, count in request.tasks_left.items():
+            if count:
+                wanted = layout.parallel if kind is TaskKind.DENOISE else SINGLE
+                offered = request.candidates if kind is TaskKind.DENOISE else (SINGLE,)
+                spec = wanted if wanted in offered else widest(offered, wanted.size) or offered[0]
+                key = (request.model, kind, request.shape, request.cfg, spec, 1)
+                total_s += count * self._cached_s(key, request.id)
+        return total_s
+
+    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+        return tuple(sorted(task.candidates, key=lambda spec: (spec.size, spec.sp)))
+
+    def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
+        wanted = set(layout.ranks)
+        moves = any(not wanted <= set(holders) for _, holders in task.artifacts)
+        return self.migration_latency_s if moves else 0.0
+
+    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float, batch: int = 1) -> None:
+        key = CostKey(task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
+        try:
+            reference_s = self._reference_s(key)
+        except UnknownCostError:
+            return
+        for level in self._levels(key):
+            self._calibration.add(level, seconds / reference_s)
+        self._forget(key)
+
+    def _cached_s(self, key: tuple[Any, ...], request_id: str) -> float:
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            try:
+                seconds = self._corrected_s(CostKey(*key))
+            except UnknownCostError as error:
+                raise UnknownCostError(str(error), request_id) from None
+            self._seconds[key] = seconds
+        return seconds
+
+    def _corrected_s(self, key: CostKey) -> float:
+        reference_s = self._reference_s(key)
+        for level in self._levels(key):
+            if (ratio := self._calibration.ratio(level, self.trusted_count)) is not None:
+                return reference_s * ratio
+        return reference_s
+
+    def _reference_s(self, key: CostKey) -> float:
+        raise NotImplementedError
+
+    def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
+        """What a measurement under ``key`` is recorded as, the closest first."""
+        return (key,)
+
+    def _forget(self, key: CostKey) -> None:
+        """Drop cached times that a measurement under ``key`` may have changed."""
+        self._seconds.pop(tuple(key), None)
+
+
+class TableCostModel(CalibratedCostModel):
+    """Times from a :class:`CostTable`. A shape it lacks is interpolated in tokens; nothing else is guessed."""
+
+    def __init__(self, table: CostTable) -> None:
+        super().__init__()
+        self.table = table
+        self.migration_latency_s = table.migration_latency_s
+        points: dict[tuple[Any, ...], dict[Shape, float]] = {}
+        for entry in table.entries:
+            group = (entry.model, entry.task, entry.cfg, entry.parallel, entry.batch)
+            points.setdefault(group, {})[entry.shape] = entry.seconds
+        self._points = points
+        self._curves = {group: _curve(shapes) for group, shapes in points.items()}
+
+    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+        """Those of the task's that the table has times for."""
+        known = [
+            spec for spec in super().candidates(task) if (task.model, task.kind, task.cfg, spec, 1) in self._points
+        ]
+        if not known:
+            key = CostKey(task.model, task.kind, task.shape, task.cfg, task.candidates[0], 1)
+            raise UnknownCostError(self._unknown(key), task.request_id)
+        return tuple(known)
+
+    def _reference_s(self, key: CostKey) -> float:
+        group = (key.model, key.kind, key.cfg, key.parallel, key.batch)
+        shapes = self._points.get(group)
+        if shapes is None:
+            raise UnknownCostError(self._unknown(key))
+        seconds = shapes.get(key.shape)
+        return seconds if seconds is not None else _interpolate(self._curves[group], key.shape.num_tokens)
+
+    def _unknown(self, key: CostKey) -> str:
+        entries = self.table.entries
+        if not (of_model := [entry for entry in entries if entry.model == key.model]):
+            return f"no cost for model {key.model!r}, known: {_names(entry.model for entry in entries)}"
+        if not (of_task := [entry for entry in of_model if entry.task is key.kind]):
+            known = _names(str(entry.task) for entry in of_model)
+            return f"no cost for task {key.kind} of model {key.model!r}, known: {known}"
+        known = _names(_setting(entry.parallel, entry.cfg, entry.batch) for entry in of_task)
+        wanted = _setting(key.parallel, key.cfg, key.batch)
+        return f"no cost for {key.kind} of model {key.model!r} at {wanted}, known: {known}"
+
+
+class NominalCostModel(CalibratedCostModel):
+    """Costs for serving without a table: a scale in tokens, corrected by what is measured. Never raises.
+
+    A denoising step takes 0.1 ms a token, twice that with guidance, divided by a speed-up of ``sp ** 0.86``
+    (1.8, 3.3 and 6.0 on 2, 4 and 8 ranks, near the published ones of a Wan-like model) and of
+    ``cfg_parallel ** 0.95``. Other tasks take a fixed number of such steps on one rank. Every measurement
+    corrects its own key at once, failing that its model and task, failing that everything.
+    """
+
+    trusted_count = 1  # any measurement beats a guess
+
+    def _reference_s(self, key: CostKey) -> float:
+        branches = 2 if key.cfg and key.kind is TaskKind.DENOISE else 1
+        work_s = _SECONDS_PER_TOKEN * key.shape.num_tokens * key.batch * branches * _STEPS_WORTH[key.kind]
+        return work_s / (key.parallel.sp**0.86 * key.parallel.cfg**0.95)
+
+    def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
+        return (key, (key.model, key.kind), ())
+
+    def _forget(self, key: CostKey) -> None:
+        self._seconds.clear()
+
+
+_SECONDS_PER_TOKEN = 1e-4
+_STEPS_WORTH = MappingProxyType(
+    {TaskKind.ENCODE: 0.1, TaskKind.PREPARE: 0.1, TaskKind.DENOISE: 1.0, TaskKind.DECODE: 2.0}
+)
+
+
+def _interpolate(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
+    """Seconds at ``num_tokens`` from points sorted by tokens: linear between them.
+
+    Outside, the nearest segment goes on, never falling with size; below the smallest point never under its
+    line through the origin's height, so that a cost stays positive. One point alone scales with tokens.
+    """
+    if len(curve) == 1:
+        return curve[0][1] * num_tokens / curve[0][0]
+    index = bisect_left(curve, (num_tokens, 0.0))
+    right = min(max(index, 1), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[right - 1], curve[right]
+    slope = (y1 - y0) / (x1 - x0)
+    if num_tokens > curve[-1][0]:
+        return y1 + max(0.0, slope) * (num_tokens - x1)
+    seconds = y0 + slope * (num_tokens - x0)
+    return max(seconds, y0 * num_tokens / x0) if num_tokens < x0 else seconds
+
+
+def _curve(shapes: Mapping[Shape, float]) -> tuple[tuple[int, float], ...]:
+    """(tokens, seconds) sorted by tokens; shapes of one length count as their mean."""
+    by_tokens: dict[int, list[float]] = {}
+    for shape, seconds in shapes.items():
+        by_tokens.setdefault(shape.num_tokens, []).append(seconds)
+    return tuple((tokens, sum(values) / len(values)) for tokens, values in sorted(by_tokens.items()))
+
+
+def _setting(parallel: ParallelSpec, cfg: bool, batch: int) -> str:
+    return f"{parallel}{' with cfg' if cfg else ''}{f' batch {batch}' if batch > 1 else ''}"
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))

@@ -1,0 +1,67 @@
+"""Reading JSON that people write by hand: each field is checked and each error names place and field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_MISSING: Any = object()
+
+
+class JsonFields:
+    """The fields of one JSON object; ``where`` names the object in every error (``file: entries[3]``)."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: must be an object, got {_show(value)}")
+        self._values: dict[str, Any] = dict(value)
+        self._known: list[str] = []
+        self._where = where
+
+    def error(self, name: str, message: str) -> ValueError:
+        return ValueError(f"{self._where}: field {name!r} {message}")
+
+    def take(self, name: str, default: Any = _MISSING) -> Any:
+        self._known.append(name)
+        value = self._values.pop(name, default)
+        if value is _MISSING:
+            raise self.error(name, "is missing")
+        return value
+
+    def text(self, name: str, default: Any = _MISSING) -> str:
+        value = self.take(name, default)
+        if not isinstance(value, str) or not value:
+            raise self.error(name, f"must be a non-empty string, got {_show(value)}")
+        return value
+
+    def flag(self, name: str, default: Any = _MISSING) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"must be true or false, got {_show(value)}")
+        return value
+
+    def integer(self, name: str, default: Any = _MISSING, *, minimum: int | None = 1) -> int:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+            bound = "" if minimum is None else f" of at least {minimum}"
+            raise self.error(name, f"must be an integer{bound}, got {_show(value)}")
+        return value
+
+    def number(self, name: str, default: Any = _MISSING, *, positive: bool = True) -> float:
+        """A finite number above zero, or at least zero with ``positive=False``."""
+        value = self.take(name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < 0 or (positive and value == 0):
+            bound = "positive" if positive else "non-negative"
+            raise self.error(name, f"must be a {bound} number, got {_show(value)}")
+        return float(value)
+
+    def end(self) -> None:
+        """Refuse what was not asked for: a misspelt optional field must not be ignored."""
+        for name in self._values:
+            raise self.error(name, f"is unknown, known: {', '.join(self._known)}")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,116 @@
+"""Processor sharing: the ranks are split evenly among the live requests, again at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from gfdit.core import (
+    Decision,
+    Dispatch,
+    ExecutionLayout,
+    ParallelSpec,
+    RequestView,
+    SchedulerView,
+    TaskKind,
+    TaskView,
+)
+from gfdit.core.layouts import SINGLE, widest
+
+
+@dataclass
+class Equipartition:
+    """Equal shares for all live requests, re-decided at every step boundary (EQUI).
+
+    Processor sharing for parallel jobs: Edmonds, "Scheduling in the dark" (STOC 1999). Ranks are handed out
+    evenly: the request with the fewest, the oldest first, grows to its next feasible degree until nothing
+    more fits. A running request that holds more than it is entitled to shrinks at its next step boundary, and
+    whoever waits gets what it leaves; a request that is entitled to more takes what is free and grows later,
+    so no rank stays idle for longer than the running step of the request it is meant for. With more requests than
+    ranks the oldest have one each. A request stays on the ranks that hold its artifacts.
+    """
+
+    max_sp: int | None = None
+    name = "equipartition"
+
+    def __post_init__(self) -> None:
+        if self.max_sp is not None and self.max_sp < 1:
+            raise ValueError(f"max_sp must be at least 1, got {self.max_sp}")
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        entitled = self._entitlements(view)
+        homes = {
+            rank: task.request_id
+            for task in view.ready
+            if (last := view.requests[task.request_id].last_layout)
+            for rank in last.ranks
+        }
+        free = {rank.id: rank for rank in view.ranks if rank.running_request is None}
+        dispatches = []
+        for task in view.ready:  # oldest first
+            if not free:
+                break
+            usable = [rank.id for rank in free.values() if task.model in rank.resident]
+            specs = self._allowed(view.cost.candidates(task))
+            most = max(entitled.get(task.request_id, 1), specs[0].size)
+            if spec := widest(specs, min(most, len(usable))):
+                ranks = _closest(usable, task, view.requests[task.request_id], homes)[: spec.size]
+                dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
+                for rank_id in ranks:
+                    del free[rank_id]
+        return Decision(tuple(dispatches))
+
+    def _entitlements(self, view: SchedulerView) -> dict[str, int]:
+        """Number of ranks by request; one that is not denoising can use a single one."""
+        left = len(view.ranks)
+        sharing = list(view.requests.values())[:left]
+        sizes = [sorted({spec.size for spec in self._denoising_specs(request)}) for request in sharing]
+        entitled = dict.fromkeys((request.id for request in sharing), 1)
+        left -= len(sharing)
+        queue = [(1, age) for age in range(len(sharing))]  # (ranks so far, age): fewest first, then oldest
+        heapify(queue)
+        while queue and left > 0:
+            have, age = queue[0]
+            following = next((size for size in sizes[age] if have < size <= have + left), None)
+            if following is None:
+                queue = [entry for entry in queue if entry[1] != age]
+                heapify(queue)
+            else:
+                heapreplace(queue, (following, age))
+                entitled[sharing[age].id] = following
+                left -= following - have
+        return entitled
+
+    def _denoising_specs(self, request: RequestView) -> tuple[ParallelSpec, ...]:
+        left = request.tasks_left
+        before = left.get(TaskKind.ENCODE, 0) + left.get(TaskKind.PREPARE, 0)
+        denoises = left.get(TaskKind.DENOISE, 0) > 0 and before == 0
+        return self._allowed(request.candidates) if denoises else (SINGLE,)
+
+    def _allowed(self, specs: tuple[ParallelSpec, ...]) -> tuple[ParallelSpec, ...]:
+        if self.max_sp is None:
+            return specs
+        return tuple(spec for spec in specs if spec.sp <= self.max_sp) or specs[:1]
+
+
+def _closest(
+    usable: Iterable[int], task: TaskView, request: RequestView, homes: Mapping[int, str]
+) -> tuple[int, ...]:
+    """``usable`` with those first that hold most inputs of ``task``, in the order it last ran on them.
+
+    Of the others, those that another waiting request ran on come last, so that it can stay there.
+    """
+    held = {rank: 0 for rank in usable}
+    for _, holders in task.artifacts:
+        for rank in holders:
+            if rank in held:
+                held[rank] += 1
+    last = request.last_layout.ranks if request.last_layout else ()
+    order = {rank: index for index, rank in enumerate(last)}
+
+    def distance(rank: int) -> tuple[int, int, bool, int]:
+        claimed = homes.get(rank, request.id) != request.id
+        return (-held[rank], order.get(rank, len(last)), claimed, rank)
+
+    return tuple(sorted(held, key=distance))
