@@ -1,0 +1,63 @@
+"""Questions asked of a timeline. Pure functions over its spans; migrations are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from gfdit.observe.timeline import MIGRATE, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What ran at one instant: each request with the ranks it held."""
+
+    at_s: float
+    ranks_of: dict[str, frozenset[int]]
+
+
+def busiest_moment(spans: Iterable[Span]) -> Moment:
+    """The first instant with the most requests running, each on ranks that no other request held."""
+    best = Moment(0.0, {})
+    running: list[Span] = []
+    by_start = sorted(_tasks(spans), key=lambda span: span.start_s)
+    for at_s, starting in groupby(by_start, key=lambda span: span.start_s):
+        running = [span for span in running if span.end_s > at_s] + list(starting)
+        ranks_of: dict[str, frozenset[int]] = {}
+        for span in running:
+            ranks_of[span.request] = ranks_of.get(span.request, frozenset()) | {span.rank}
+        disjoint = sum(map(len, ranks_of.values())) == len(frozenset().union(*ranks_of.values()))
+        if disjoint and len(ranks_of) > len(best.ranks_of):
+            best = Moment(at_s, ranks_of)
+    return best
+
+
+def degree_history(spans: Iterable[Span], request: str) -> list[tuple[int, int]]:
+    """The sequence-parallel degrees of a request's denoising steps, as (first step, degree) of each run."""
+    degrees = {span.step: span.sp for span in spans if span.request == request and span.kind == "denoise"}
+    runs = groupby(sorted(degrees.items()), key=lambda item: item[1])
+    return [(next(steps)[0], degree) for degree, steps in runs]
+
+
+def find_degree_change(spans: Sequence[Span], wanted: Sequence[int]) -> str | None:
+    """The first request whose degrees contain ``wanted``, e.g. (1, 2, 4), one right after the other."""
+    for request in dict.fromkeys(span.request for span in spans):
+        degrees = [degree for _, degree in degree_history(spans, request)]
+        width = len(wanted)
+        if any(degrees[i : i + width] == list(wanted) for i in range(len(degrees))):
+            return request
+    return None
+
+
+def rank_busy_ratio(spans: Iterable[Span], num_ranks: int) -> float:
+    """Share of the ranks' time, from the first task's start to the last one's end, that ran tasks."""
+    tasks = _tasks(spans)
+    if not tasks:
+        return 0.0
+    window_s = max(span.end_s for span in tasks) - min(span.start_s for span in tasks)
+    return sum(span.duration_s for span in tasks) / (window_s * num_ranks)
+
+
+def _tasks(spans: Iterable[Span]) -> list[Span]:
+    return [span for span in spans if span.kind != MIGRATE]

@@ -1,0 +1,189 @@
+"""Timeline pictures: one lane per rank, colour = request, label = sequence-parallel degree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gfdit.observe.timeline import MIGRATE, Span
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH_IN = 15.0
+LANE_HEIGHT_IN = 0.52
+DPI = 130
+_BAR_HEIGHT = 0.82
+_MIGRATION_HEIGHT = 0.12
+_MAX_LEGEND_ENTRIES = 28
+_CHAR_WIDTH_IN = 0.078
+# The task kinds that are not denoising: hatch and legend text.
+_HATCHES = {"encode": "////", "prepare": "....", "decode": "xxxx"}
+# Told apart side by side and under black or white text; repeats after 20 requests.
+_PALETTE = (
+    *(
+        "#4477aa",
+        "#ee8866",
+        "#44aa77",
+        "#cc6677",
+        "#ddcc55",
+        "#88ccee",
+        "#aa4499",
+        "#999933",
+        "#77aadd",
+        "#bb5566",
+    ),
+    *(
+        "#117733",
+        "#ee99aa",
+        "#332288",
+        "#bbcc33",
+        "#009988",
+        "#ee7733",
+        "#6699cc",
+        "#997700",
+        "#aaaa00",
+        "#882255",
+    ),
+)
+
+
+def plot_timeline(
+    spans: Sequence[Span],
+    path: str | Path,
+    *,
+    title: str = "",
+    num_ranks: int | None = None,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Write a PNG. ``names`` gives requests other names in the legend; ``num_ranks`` adds idle lanes."""
+    plot_comparison({title: spans}, path, num_ranks=num_ranks, names=names)
+
+
+def plot_comparison(
+    timelines: Mapping[str, Sequence[Span]],
+    path: str | Path,
+    *,
+    num_ranks: int | None = None,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Write a PNG of several timelines, by title, one below the other on one time axis.
+
+    A request has the same colour in all of them.
+    """
+    # The class instead of pyplot: no global state, no display, and safe in any thread.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    everything = [span for spans in timelines.values() for span in spans]
+    lanes = max([num_ranks or 1, *(rank + 1 for span in everything for rank in span.ranks)])
+    end_s = max((span.end_s for span in everything), default=1.0)
+    requests = dict.fromkeys(span.request for span in sorted(everything, key=lambda span: span.start_s))
+    colours = {request: _PALETTE[i % len(_PALETTE)] for i, request in enumerate(requests)}
+
+    panel_in = lanes * LANE_HEIGHT_IN + 0.55
+    figure = Figure(figsize=(WIDTH_IN, len(timelines) * panel_in + 1.2), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes: Any = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, spans) in zip(all_axes, timelines.items(), strict=True):
+        _draw_lanes(axes, lanes, end_s, title)
+        _draw_spans(axes, spans, colours, inches_per_s=(WIDTH_IN - 1.0) / end_s)
+    all_axes[-1].set_xlabel("seconds")
+    kinds = {span.kind for span in everything}
+    _draw_legend(figure, colours, kinds, names or {})
+    figure.savefig(path, format="png")
+
+
+def _draw_lanes(axes: Axes, lanes: int, end_s: float, title: str) -> None:
+    for rank in range(lanes):
+        axes.axhspan(rank - _BAR_HEIGHT / 2, rank + _BAR_HEIGHT / 2, color="#f2f2f2", zorder=0)
+    axes.set_yticks(range(lanes), [f"rank {rank}" for rank in range(lanes)])
+    axes.set_ylim(lanes - 0.45, -0.55)
+    axes.set_xlim(0, end_s)
+    axes.tick_params(left=False)
+    axes.grid(axis="x", color="white", linewidth=1, zorder=0.5)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11)
+
+
+def _draw_spans(axes: Axes, spans: Sequence[Span], colours: Mapping[str, str], *, inches_per_s: float) -> None:
+    # Edges part neighbouring steps; around bars a few pixels wide they would only wash the colour out.
+    widths_in = sorted(span.duration_s * inches_per_s for span in spans)
+    line_width = 0.4 if widths_in and widths_in[len(widths_in) // 2] > 0.05 else 0.0
+    for (request, kind), group in groupby(sorted(spans, key=_look), key=_look):
+        bars = list(group)
+        height = _MIGRATION_HEIGHT if kind == MIGRATE else _BAR_HEIGHT
+        for rank, members in groupby(sorted(bars, key=_place), key=lambda span: span.rank):
+            bottom = rank + _BAR_HEIGHT / 2 - height if kind == MIGRATE else rank - height / 2
+            axes.broken_barh(
+                [(span.start_s, span.duration_s) for span in members],
+                (bottom, height),
+                facecolor="#222222" if kind == MIGRATE else colours[request],
+                edgecolor="white",
+                linewidth=line_width,
+                hatch=_HATCHES.get(kind),
+                zorder=3 if kind == MIGRATE else 2,
+            )
+    for rank, start_s, stop_s, text, colour in _labels(spans, colours):
+        room_in = (stop_s - start_s) * inches_per_s
+        if room_in >= len(text) * _CHAR_WIDTH_IN:
+            middle = (start_s + stop_s) / 2
+            axes.text(middle, rank, text, ha="center", va="center", fontsize=8, color=colour, zorder=4)
+
+
+def _labels(spans: Sequence[Span], colours: Mapping[str, str]) -> list[tuple[int, float, float, str, str]]:
+    """One label for each run of steps of one request at one degree: rank, start, end, text, colour.
+
+    Only denoising and kinds without a hatch are labelled: a hatch says enough, and text on it is illegible.
+    """
+    ordered = sorted((span for span in spans if span.kind not in _HATCHES and span.kind != MIGRATE), key=_place)
+    labels = []
+    for (rank, request, _, sp, cfg), group in groupby(ordered, key=_run):
+        run = list(group)
+        text = f"SP{sp}" if cfg == 1 else f"SP{sp}·CFG{cfg}"
+        labels.append((rank, run[0].start_s, run[-1].end_s, text, _ink(colours[request])))
+    return labels
+
+
+def _look(span: Span) -> tuple[str, str]:
+    return span.request, span.kind
+
+
+def _place(span: Span) -> tuple[int, float]:
+    return span.rank, span.start_s
+
+
+def _run(span: Span) -> tuple[int, str, tuple[int, ...], int, int]:
+    return span.rank, span.request, span.ranks, span.sp, span.cfg
+
+
+def _ink(background: str) -> str:
+    """Black or white, whichever reads better on a ``#rrggbb`` colour."""
+    red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
+
+
+def _draw_legend(figure: Any, colours: Mapping[str, str], kinds: set[str], names: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    entries = [Patch(facecolor=colour, label=names.get(name, name)) for name, colour in colours.items()]
+    if len(entries) > _MAX_LEGEND_ENTRIES:
+        hidden = len(entries) - _MAX_LEGEND_ENTRIES
+        entries = [*entries[:_MAX_LEGEND_ENTRIES], Patch(facecolor="none", label=f"and {hidden} more")]
+    for kind, hatch in _HATCHES.items():
+        if kind in kinds:
+            entries.append(Patch(facecolor="#cccccc", edgecolor="white", hatch=hatch, label=kind))
+    if MIGRATE in kinds:
+        entries.append(Patch(facecolor="#222222", label="migration"))
+    figure.legend(
+        handles=entries,
+        loc="outside lower center",
+        ncols=min(8, len(entries) or 1),
+        fontsize=8,
+        frameon=False,
+        handlelength=1.4,
+    )

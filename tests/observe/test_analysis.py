@@ -1,0 +1,53 @@
+"""Questions asked of a timeline, on small ones whose answers are plain to see."""
+
+from gfdit.observe.analysis import busiest_moment, degree_history, find_degree_change, rank_busy_ratio
+from gfdit.observe.timeline import Span
+
+
+def steps(request: str, degrees: list[int], start_s: float = 0.0, first_rank: int = 0) -> list[Span]:
+    """One-second steps; step i on the ``degrees[i]`` ranks from ``first_rank`` on."""
+    return [
+        Span(rank, f"{request}/denoise/{i}", request, "denoise", i, sp, 1, ranks, start_s + i, start_s + i + 1)
+        for i, sp in enumerate(degrees)
+        for ranks in [tuple(range(first_rank, first_rank + sp))]
+        for rank in ranks
+    ]
+
+
+def test_degree_history_gives_the_runs() -> None:
+    spans = steps("a", [1, 1, 2, 4, 4, 1])
+    assert degree_history(spans, "a") == [(0, 1), (2, 2), (3, 4), (5, 1)]
+    assert degree_history(spans, "b") == []
+
+
+def test_find_degree_change_wants_the_degrees_one_after_the_other() -> None:
+    spans = steps("a", [1, 2, 1, 4]) + steps("b", [4, 1, 2, 2, 4], start_s=10)
+    assert find_degree_change(spans, (1, 2, 4)) == "b"
+    assert find_degree_change(spans, (2, 1, 4)) == "a"
+    assert find_degree_change(spans, (4, 2, 1)) is None
+
+
+def test_busiest_moment_counts_requests_on_disjoint_ranks() -> None:
+    spans = steps("a", [1, 1, 1]) + steps("b", [2], start_s=1.5, first_rank=1) + steps("c", [1], start_s=3.5)
+    moment = busiest_moment(spans)
+    assert moment.at_s == 1.5
+    assert moment.ranks_of == {"a": frozenset({0}), "b": frozenset({1, 2})}
+
+
+def test_busiest_moment_does_not_count_back_to_back_or_shared_ranks() -> None:
+    back_to_back = steps("a", [1]) + steps("b", [1], start_s=1.0, first_rank=1)
+    assert len(busiest_moment(back_to_back).ranks_of) == 1
+    shared = steps("a", [2]) + steps("b", [2], start_s=0.5, first_rank=1)
+    assert len(busiest_moment(shared).ranks_of) == 1
+    assert busiest_moment([]).ranks_of == {}
+
+
+def test_migrations_are_not_tasks() -> None:
+    move = Span(1, "b/latents/0", "b", "migrate", -1, 0, 0, (0, 1), 0.0, 4.0)
+    assert len(busiest_moment([*steps("a", [1, 1]), move]).ranks_of) == 1
+    assert rank_busy_ratio([*steps("a", [1, 1]), move], 2) == 0.5
+
+
+def test_rank_busy_ratio() -> None:
+    assert rank_busy_ratio(steps("a", [2, 2]) + steps("b", [1], first_rank=3), 4) == 5 / 8
+    assert rank_busy_ratio([], 4) == 0.0
