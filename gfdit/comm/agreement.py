@@ -9,6 +9,9 @@ instances came from. A slot holds one 64-bit token::
     bit 39..24  generation   how often the edge was reset
     bit 23..0   instance     the edge's counter, from 1, modulo 2**24
 
+The instance is the edge's own counter, not an epoch of the group: groups stay stateless, so a rank may make
+the same group twice, or forget it, without telling anyone.
+
 Publish (``r``): write the payload, then store the token with *release* order. Observe (``p``): load the token
 with *acquire* order until it is the expected one, then read the payload. The token is the only evidence of
 arrival and there is no acknowledgement.

@@ -43,11 +43,13 @@ class CommError(RuntimeError):
 
     def __str__(self) -> str:
         source, destination = self.edge
-        return (
+        text = (
             f"rank {self.rank}: {self.summary} in {self.operation or 'a collective'} on lane {self.lane!r}, "
-            f"edge {source}->{destination}: expected {describe_token(self.expected)}, "
-            f"observed {describe_token(self.observed)}" + (f" ({self.detail})" if self.detail else "")
+            f"edge {source}->{destination}"
         )
+        if self.expected:  # zero: refused before it waited for anything
+            text += f": expected {describe_token(self.expected)}, observed {describe_token(self.observed)}"
+        return f"{text} ({self.detail})" if self.detail else text
 
 
 class CommTimeout(CommError):  # noqa: N818 - part of the published interface

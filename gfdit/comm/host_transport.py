@@ -82,6 +82,7 @@ class HostTransport:
         self._fence = fence
         self._slot_bytes = layout.slot_bytes
         self._busy = threading.Lock()
+        self._in_use: Sequence[Port] = ()
         self._ports = {
             peer: _make_port(layout, lane_index, address, rank, peer)
             for peer in range(layout.world_size)
@@ -144,11 +145,11 @@ class HostTransport:
     def _operation(self, call: Call, ports: Sequence[Port]) -> _Operation:
         self._enter()
         try:
-            for port in ports:
-                self._refuse_if_aborted(port, call)
+            self._refuse_if_aborted(ports, call)
         except BaseException:
             self._busy.release()
             raise
+        self._in_use = ports
         return _Operation(self._busy, ports)
 
     def _enter(self) -> None:
@@ -161,7 +162,7 @@ class HostTransport:
         needed = agreement.credit_needed()
         if needed is not None:
             edge = (port.peer, self._rank)
-            self._wait(port, call, port.inbound_line + CREDIT_WORD, needed, edge, "waiting for credit")
+            self._wait(call, port.inbound_line + CREDIT_WORD, needed, edge, "waiting for credit")
             agreement.credit_reached()
         slot, token = agreement.publish(edge_digest(call.seed, call.operation, num_bytes))
         chunk_bytes = min(num_bytes - begin, self._slot_bytes)
@@ -180,7 +181,7 @@ class HostTransport:
         """Wait for the peer's token of this instance; returns the data slot that holds its payload."""
         slot, expected = port.agreement.expect(edge_digest(call.seed, call.operation, num_bytes))
         edge = (port.peer, self._rank)
-        observed = self._wait(port, call, port.inbound_line + slot, expected, edge)
+        observed = self._wait(call, port.inbound_line + slot, expected, edge)
         if observed != expected:
             detail = f"{call.describe()}, {num_bytes} bytes expected on this edge"
             raise CommMismatch(
@@ -195,25 +196,22 @@ class HostTransport:
         self._words[word] = value
         self._waiter.wake(self._address + _WORD_BYTES * word)
 
-    def _wait(
-        self, port: Port, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str = ""
-    ) -> int:
+    def _wait(self, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str = "") -> int:
         """Load ``word`` with acquire order until it is no longer behind ``expected``; returns its value."""
         words = self._words
         observed = words[word]
         if observed != expected and is_behind(observed, expected):
-            observed = self._wait_slowly(port, call, word, expected, edge, detail)
+            observed = self._wait_slowly(call, word, expected, edge, detail)
         if self._fence is not None:
             self._fence()
         return observed
 
-    def _wait_slowly(
-        self, port: Port, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str
-    ) -> int:
+    def _wait_slowly(self, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str) -> int:
         now = time.monotonic()
         spin_until, deadline, attempt = now + _SPIN_S, now + self._timeout_s, 0
         while is_behind(observed := self._words[word], expected):
-            self._refuse_if_aborted(port, call, expected, observed, edge)
+            # Of all edges in use: a peer that was aborted, too, may have left without serving this one.
+            self._refuse_if_aborted(self._in_use, call, expected, observed)
             now = time.monotonic()
             if now >= deadline:
                 detail = ", ".join(filter(None, (call.describe(), detail, f"after {self._timeout_s:g} s")))
@@ -228,22 +226,16 @@ class HostTransport:
                 attempt += 1
         return observed
 
-    def _refuse_if_aborted(
-        self,
-        port: Port,
-        call: Call,
-        expected: int = 0,
-        observed: int = 0,
-        edge: tuple[int, int] | None = None,
-    ) -> None:
-        if self._words[port.inbound_line + ABORT_WORD] == port.abort_mark:
-            detail = f"{call.describe()}; the edge was aborted"
-        elif port.broken:
-            detail = f"{call.describe()}; the edge needs a reset since {port.broken}"
-        else:
-            return
-        edge = edge or (port.peer, self._rank)
-        raise CommAborted(self._rank, edge, expected, observed, self._lane, call.operation.name.lower(), detail)
+    def _refuse_if_aborted(self, ports: Sequence[Port], call: Call, expected: int = 0, observed: int = 0) -> None:
+        for port in ports:
+            if self._words[port.inbound_line + ABORT_WORD] == port.abort_mark:
+                detail = f"{call.describe()}; the edge was aborted"
+            elif port.broken:
+                detail = f"{call.describe()}; the edge needs a reset since {port.broken}"
+            else:
+                continue
+            edge, operation = (port.peer, self._rank), call.operation.name.lower()
+            raise CommAborted(self._rank, edge, expected, observed, self._lane, operation, detail)
 
 
 class _Operation:

@@ -113,7 +113,7 @@ def aborted(comm: GroupFreeComm) -> float:
     """Rank 2 calls a collective off instead of joining it; all three recover; ranks 3 and 4 never notice."""
     members = (0, 1, 2)
     if comm.rank >= 3:
-        for _ in range(300):
+        for _ in range(200):
             gather_ranks(comm, (3, 4))
         return 0.0
     for _ in range(5):
@@ -138,6 +138,25 @@ def aborted(comm: GroupFreeComm) -> float:
 def test_abort_is_prompt_and_reset_recovers() -> None:
     elapsed_s = run_ranks(aborted, 5, comm_timeout_s=MANY_S)
     assert max(elapsed_s[:2]) < 1.0
+
+
+def aborted_before_arrival(comm: GroupFreeComm) -> float:
+    """Rank 1 finds its edge aborted and never serves rank 0, which waits for rank 1, not for the aborter."""
+    members = (0, 1, 2)
+    if comm.rank == 2:
+        time.sleep(0.1)
+        comm.abort((0, 1))
+        return 0.0
+    if comm.rank == 1:
+        time.sleep(0.3)
+    error, elapsed_s = expect(CommAborted, lambda: gather_ranks(comm, members))
+    assert error.edge == (2, comm.rank)
+    return elapsed_s
+
+
+def test_an_abort_reaches_ranks_that_wait_for_another_member() -> None:
+    elapsed_s = run_ranks(aborted_before_arrival, 3, comm_timeout_s=MANY_S)
+    assert max(elapsed_s) < 1.0
 
 
 def aborted_by_own_thread(comm: GroupFreeComm) -> list[float]:
@@ -258,10 +277,10 @@ def test_a_killed_rank_is_a_timeout_for_its_peers_only_and_can_be_replaced(tmp_p
         assert world.result(3) is None
         died = time.monotonic()
         assert wait_until(lambda: all(os.path.exists(f"{quiet}{rank}") for rank in (0, 2)))
-        assert time.monotonic() - died < 2.5
+        assert time.monotonic() - died < 1.5 + 1.0  # the timeout, and what a busy machine adds
         world.start(3, rejoin, (0, 3, 2), comm_timeout_s=1.5)
         errors = [world.result(rank) for rank in (0, 2)]
         assert all(isinstance(error, CommTimeout) for error in errors), errors
         assert {error.edge for error in errors} & {(3, 0), (3, 2)}
-        assert world.result(1) == world.result(4) > 100
+        assert world.result(1) == world.result(4) > 10
         assert world.result(3) == "rejoined"

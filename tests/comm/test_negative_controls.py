@@ -174,6 +174,6 @@ def replayed_token(comm: GroupFreeComm) -> str:
 
 def test_a_replayed_token_is_not_taken_for_an_arrival() -> None:
     with open_world(2) as world:
-        world.start_all(replayed_token, comm_timeout_s=0.3)
+        world.start_all(replayed_token, comm_timeout_s=1.0)
         text = world.result(0)
     assert "expected token" in text and "instance 5" in text and "instance 3" in text

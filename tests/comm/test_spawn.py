@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from gfdit.comm import CommTimeout, GroupFreeComm, RankFailed, spawn
-from tests.comm.worlds import START_METHOD, run_ranks
+from tests.comm.worlds import START_METHOD, run_ranks, wait_until
 
 
 class OddError(Exception):
@@ -86,6 +89,41 @@ def test_overall_timeout() -> None:
 def test_comm_timeout_is_passed_on() -> None:
     with pytest.raises(CommTimeout, match=r"after 0\.3 s"):
         run_ranks(fail, 2, "hang", comm_timeout_s=0.3)
+
+
+def report_and_hang(comm: GroupFreeComm, directory: str) -> None:
+    Path(directory, str(os.getpid())).touch()
+    time.sleep(100)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc and /dev/shm")
+def test_ranks_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = (
+        "from gfdit.comm import spawn\n"
+        "from tests.comm.test_spawn import report_and_hang\n"
+        f"if __name__ == '__main__': spawn(report_and_hang, 2, args=({str(tmp_path)!r},))"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(program)
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root})
+    try:
+        assert wait_until(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2, 60)
+    finally:
+        parent.kill()
+        parent.wait()
+    ranks = [path.name for path in tmp_path.glob("[0-9]*")]
+    assert wait_until(lambda: not any(is_running(pid) for pid in ranks), 10)
+    leftovers = [name for name in os.listdir("/dev/shm") if name.startswith(f"gfdit-heap-{parent.pid}-")]
+    assert not leftovers
+
+
+def is_running(pid: str) -> bool:
+    """False for a zombie, which only waits to be reaped by whoever adopted it."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_unknown_heap() -> None:

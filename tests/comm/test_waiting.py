@@ -97,7 +97,7 @@ def wakes(comm: GroupFreeComm) -> list[float]:
 
 def test_a_sleeper_is_woken_not_polled() -> None:
     delays = sorted(run_ranks(wakes, 2)[1])
-    assert delays[len(delays) // 2] < 0.003  # a lost wake-up would cost a 20 ms slice
+    assert delays[len(delays) // 2] < 0.01  # a lost wake-up would cost the rest of a 20 ms slice
 
 
 @pytest.mark.skipif(not isinstance(default_waiter(), Futex), reason="no futex on this machine")
