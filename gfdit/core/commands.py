@@ -13,6 +13,7 @@ class Migrate:
     """Copy an artifact from ``source`` to ``destinations`` (ranks that lack it) on the migration lane."""
 
     migration_id: int
+    request_id: str
     artifact: str
     source: int
     destinations: tuple[int, ...]

@@ -10,15 +10,17 @@ rank runs one task at a time, so a group's members are all on the same task.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost import CostModel
-from gfdit.core.policy import Decision, Dispatch, Policy, PolicyError, SchedulerView
+from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, SchedulerView
 from gfdit.core.records import DispatchRecord, RankRecord, RequestRecord
-from gfdit.core.rules import check_dispatch
+from gfdit.core.rules import check_decision, check_dispatch
 from gfdit.core.state import ClusterState
 from gfdit.core.tasks import Task
 
@@ -35,7 +37,7 @@ class ControlPlane:
         self._out: list[cmd.Command] = []
         self._next_id = 0
         self._resets: dict[int, tuple[set[int], tuple[int, ...]]] = {}
-        self._migrations: dict[int, set[int]] = {}
+        self.migrations: dict[int, set[int]] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.RequestArrived: self._on_arrived,
             ev.RequestCancelled: self._on_cancelled,
@@ -74,7 +76,7 @@ class ControlPlane:
     @property
     def idle(self) -> bool:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
-        return not (self.state.requests or self.state.dispatches or self._migrations or self._resets)
+        return not (self.state.requests or self.state.dispatches or self.migrations or self._resets)
 
     # Events
 
@@ -93,6 +95,8 @@ class ControlPlane:
         assert self._admit is not None
         try:
             answer = self._admit(record.view, self._view())
+            if not isinstance(answer, Admission):
+                raise TypeError(f"admit returned {type(answer).__name__}, not Admission")
         except Exception as error:
             self._out.append(cmd.ReportFault(f"policy {self.policy.name!r} raised in admit: {error!r}"))
             return None
@@ -125,10 +129,10 @@ class ControlPlane:
         return dispatch
 
     def _on_migrated(self, event: ev.MigrationFinished) -> None:
-        if (waiting := self._migrations.get(event.migration_id)) is not None:
+        if (waiting := self.migrations.get(event.migration_id)) is not None:
             waiting.discard(event.rank)
             if not waiting:
-                del self._migrations[event.migration_id]
+                del self.migrations[event.migration_id]
 
     def _on_edges_reset(self, event: ev.EdgesReset) -> None:
         if (reset := self._resets.get(event.reset_id)) is None:
@@ -144,9 +148,10 @@ class ControlPlane:
         if event.rank not in self.state.ranks:
             return
         message = f"rank {event.rank} was lost: {event.reason}"
-        for reset_id in list(self._resets):
+        for reset_id, (waiting, ranks) in list(self._resets.items()):
+            self._resets[reset_id] = (waiting, tuple(rank for rank in ranks if rank != event.rank))
             self._on_edges_reset(ev.EdgesReset(reset_id, event.rank))
-        for migration_id in list(self._migrations):
+        for migration_id in list(self.migrations):
             self._on_migrated(ev.MigrationFinished(migration_id, event.rank))
         orphans = self.state.drop_rank(event.rank)
         for dispatch_id in list(self.state.dispatches):
@@ -164,21 +169,22 @@ class ControlPlane:
         if dispatch.waiting_for:
             return
         failed = dispatch.error is not None
-        present = tuple(rank for rank in dispatch.layout.ranks if rank in self.state.ranks)
+        present = dispatch.members
         self.state.release(dispatch)
         if failed and len(present) > 1:
             # A member may have stopped in the middle of a collective: its edges are out of step.
             self._reset_edges(present)
-        if not failed and len(dispatch.tasks) == 1:
-            self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds)
+        if not failed:
+            self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
         for task in dispatch.tasks:
             record = self.state.requests[task.request_id]
             record.running.discard(dispatch.id)
             if dispatch.error is None:
-                self._out.extend(self.state.finish_task(record, task, dispatch.layout))
+                self._out.extend(self.state.finish_task(record, task, dispatch))
             elif record.ending is None:
                 record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
-            self._settle(record)
+        for request_id in dict.fromkeys(task.request_id for task in dispatch.tasks):
+            self._settle(self.state.requests[request_id])
 
     def _settle(self, record: RequestRecord) -> None:
         """End the request if it is over, else offer its next tasks."""
@@ -216,8 +222,7 @@ class ControlPlane:
         while self.state.has_work():
             try:
                 decision = self.policy.schedule(self._view())
-                if not isinstance(decision, Decision):
-                    raise TypeError(f"schedule returned {type(decision).__name__}, not Decision")
+                check_decision(decision, policy=self.policy.name)
                 ask_again = self._carry_out(decision)
             except Exception as error:
                 ask_again = self._contain(error)
@@ -230,9 +235,15 @@ class ControlPlane:
         While something runs, its end brings another view. When nothing does, no event would ever come: the
         oldest waiting request fails with the policy's error, so that the server goes on.
         """
-        message = str(error) if isinstance(error, PolicyError) else f"{error!r}"
-        message = f"policy {self.policy.name!r} failed in schedule: {message}"
+        message = str(error)
+        if not isinstance(error, PolicyError):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+            message = f"policy {self.policy.name!r} failed in schedule at {place}: {error!r}"
         self._out.append(cmd.ReportFault(message))
+        if isinstance(error, UnknownCostError) and (culprit := self.state.requests.get(error.request_id or "")):
+            self._end(culprit, cmd.FailRequest(culprit.request.id, message))
+            return True
         if self.state.dispatches or self._resets:
             return False
         oldest = self.state.oldest_ready()
@@ -255,11 +266,14 @@ class ControlPlane:
         if refused:
             return True
         if decision.wake_at_s is not None:
+            if decision.wake_at_s <= self._now_s:
+                raise PolicyError(
+                    f"policy {self.policy.name!r} must return a wake_at_s later than now, "
+                    f"{self._now_s}, got {decision.wake_at_s}"
+                )
             self._out.append(cmd.WakeAt(decision.wake_at_s))
         elif self.state.ready and not (self.state.dispatches or self._resets):
-            message = (
-                f"policy {self.policy.name!r} left every rank idle with {len(self.state.ready)} tasks ready"
-            )
+            message = f"policy {self.policy.name!r} left every rank idle with {len(self.state.ready)} tasks ready"
             self._out.append(cmd.ReportFault(message))
         return False
 
@@ -275,25 +289,23 @@ class ControlPlane:
     def _dispatch(self, dispatch: Dispatch) -> None:
         views = tuple(self.state.ready[name] for name in dispatch.tasks)
         tasks = tuple(self.state.task(name) for name in dispatch.tasks)
+        busy_until_s = self._now_s + self.cost.task_s(views[0], dispatch.layout, len(tasks))
         migrations = [
-            self._migrate(move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)
+            self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)
         ]
-        record = DispatchRecord(self._new_id(), tasks, views, dispatch.layout, set(dispatch.layout.ranks))
-        busy_until_s = self._now_s + self.cost.task_s(views[0], dispatch.layout)
+        layout, consumes = dispatch.layout, self._consumed(tasks)
+        record = DispatchRecord(self._new_id(), tasks, views, layout, set(layout.ranks), consumes)
         for task in tasks:
             owner = self.state.requests[task.request_id]
             if not owner.started:
                 owner.started = True
                 self._out.append(cmd.StartRequest(owner.request.id, self._now_s - owner.request.arrival_s))
         self.state.occupy(record, busy_until_s)
-        self._out.append(
-            cmd.RunTask(record.id, tasks, dispatch.layout, tuple(migrations), self._consumed(tasks))
-        )
+        self._out.append(cmd.RunTask(record.id, tasks, layout, tuple(migrations), consumes))
 
-    def _migrate(self, move: tuple[str, int, tuple[int, ...]]) -> cmd.Migrate:
-        artifact, source, destinations = move
-        migration = cmd.Migrate(self._new_id(), artifact, source, destinations)
-        self._migrations[migration.migration_id] = set(migration.ranks)
+    def _migrate(self, task: Task, artifact: str, source: int, destinations: tuple[int, ...]) -> cmd.Migrate:
+        migration = cmd.Migrate(self._new_id(), task.request_id, artifact, source, destinations)
+        self.migrations[migration.migration_id] = set(migration.ranks)
         self._out.append(migration)
         return migration
 

@@ -64,7 +64,10 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything a policy may look at, valid during one ``schedule`` call."""
+    """Everything a policy may look at, valid during one ``schedule`` call.
+
+    ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
+    """
 
     now_s: float
     ready: tuple[TaskView, ...]

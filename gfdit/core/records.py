@@ -65,10 +65,10 @@ class RequestRecord:
         self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
 
-    def materialize(self, name: str, layout: ExecutionLayout) -> None:
-        """``name`` now exists on every rank of ``layout``; its readers may become unblocked."""
+    def materialize(self, name: str, layout: ExecutionLayout, holders: set[int]) -> None:
+        """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked."""
         art = self.artifacts[name]
-        art.state, art.layout, art.holders = ArtifactState.MATERIALIZED, layout, set(layout.ranks)
+        art.state, art.layout, art.holders = ArtifactState.MATERIALIZED, layout, set(holders)
         for task in self.consumers[name]:
             self.waiting[task.id] -= 1
             if self.waiting[task.id] == 0:
@@ -83,10 +83,17 @@ class DispatchRecord:
     views: tuple[TaskView, ...]
     layout: ExecutionLayout
     waiting_for: set[int]  # ranks that have not reported
+    consumes: tuple[str, ...]  # artifacts that its ranks drop themselves
+    lost: set[int] = field(default_factory=set)  # ranks lost since, even if they have joined again
     seconds: float = 0.0
     error: str | None = None
     status_code: int = 500
     secondary: bool = False
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the layout that are still what they were when the dispatch was made."""
+        return tuple(rank for rank in self.layout.ranks if rank not in self.lost)
 
 
 @dataclass(slots=True)

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.policy import Dispatch, PolicyError, RankView, TaskView
+from gfdit.core.policy import Decision, Dispatch, PolicyError, RankView, TaskView
+
+
+def check_decision(decision: object, *, policy: str) -> None:
+    """Raise :class:`PolicyError` unless ``decision`` is made of what the interface says."""
+
+    def broken(what: str, value: object) -> PolicyError:
+        return PolicyError(f"policy {policy!r} must return {what}, got {type(value).__name__}")
+
+    if not isinstance(decision, Decision):
+        raise broken("a Decision", decision)
+    wake_at_s = decision.wake_at_s
+    if wake_at_s is not None and not (isinstance(wake_at_s, (int, float)) and math.isfinite(wake_at_s)):
+        raise PolicyError(f"policy {policy!r} must return a finite wake_at_s or None, got {wake_at_s!r}")
+    for dispatch in decision.dispatches:
+        if not isinstance(dispatch, Dispatch):
+            raise broken("dispatches of type Dispatch", dispatch)
+        if not isinstance(dispatch.tasks, tuple):
+            raise broken("a tuple of task ids in each dispatch", dispatch.tasks)
+        if not isinstance(dispatch.layout, ExecutionLayout):
+            raise broken("an ExecutionLayout in each dispatch", dispatch.layout)
+        if not isinstance(dispatch.layout.ranks, tuple):
+            raise broken("a tuple of ranks in each layout", dispatch.layout.ranks)
 
 
 def check_dispatch(

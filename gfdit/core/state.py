@@ -121,27 +121,27 @@ class ClusterState:
             self.set_rank(rank, dispatch=dispatch.id, busy_until_s=busy_until_s)
 
     def release(self, dispatch: DispatchRecord) -> None:
-        for rank in dispatch.layout.ranks:
-            if rank in self.ranks:
-                self.set_rank(rank, dispatch=None, busy_until_s=None)
+        for rank in dispatch.members:
+            self.set_rank(rank, dispatch=None, busy_until_s=None)
         del self.dispatches[dispatch.id]
 
-    def finish_task(self, record: RequestRecord, task: Task, layout: ExecutionLayout) -> list[cmd.Command]:
-        """Materialize the outputs and free inputs without readers left on ranks outside the layout.
+    def finish_task(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> list[cmd.Command]:
+        """Materialize the outputs and free inputs without readers left.
 
-        Ranks of the layout have dropped those inputs themselves (``RunTask.consumes``).
+        Ranks of the dispatch have dropped those that it consumes themselves (``RunTask.consumes``). Of two
+        tasks that read an artifact at the same time neither consumes it.
         """
         freed: list[cmd.Command] = []
-        members = set(layout.ranks)
+        members = set(dispatch.members)
         for name in task.outputs:
-            record.materialize(name, layout)
+            record.materialize(name, dispatch.layout, members)
         for name in task.inputs:
             art = record.artifacts[name]
             art.readers -= 1
             if art.readers == 0:
                 art.state = ArtifactState.FREED
-                if leavers := tuple(sorted(art.holders - members)):
-                    freed.append(cmd.FreeArtifacts(leavers, (name,)))
+                if left := tuple(sorted(art.holders - (members if name in dispatch.consumes else set()))):
+                    freed.append(cmd.FreeArtifacts(left, (name,)))
                 art.holders = set()
         del record.offered[task.id]
         record.num_finished += 1
@@ -168,6 +168,9 @@ class ClusterState:
     def drop_rank(self, rank_id: int) -> list[str]:
         """Take a lost rank out; returns the requests left without a copy of something they still need."""
         self.lost[rank_id] = self.ranks.pop(rank_id)
+        for dispatch in self.dispatches.values():
+            if rank_id in dispatch.layout.ranks:
+                dispatch.lost.add(rank_id)
         del self.rank_views[rank_id]
         self._view_parts = None
         orphans = []
@@ -211,9 +214,8 @@ class ClusterState:
         )
         for dispatch in self.dispatches.values():
             assert dispatch.waiting_for, f"dispatch {dispatch.id} is done but still open"
-            for rank in dispatch.layout.ranks:
-                owner = self.ranks.get(rank)
-                assert owner is None or owner.dispatch == dispatch.id, f"rank {rank} does not run {dispatch.id}"
+            for rank in dispatch.members:
+                assert self.ranks[rank].dispatch == dispatch.id, f"rank {rank} does not run {dispatch.id}"
         for rank_record in self.ranks.values():
             assert rank_record.dispatch is None or rank_record.dispatch in self.dispatches
             assert not (rank_record.dispatch and rank_record.reset), f"rank {rank_record.id} runs and resets"

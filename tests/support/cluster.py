@@ -1,0 +1,291 @@
+"""A whole cluster in one thread, from one seed: a control plane and a small model of its workers.
+
+The model follows the contract of :mod:`gfdit.core.commands` and nothing else. Each rank has a store of artifacts
+and two FIFOs, one for tasks and one for copies; what the heads allow happens in random order. A task that
+runs where an input is missing, a collective on which two ranks disagree or an artifact left behind fails the
+test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gfdit.core import ControlPlane, Policy, RankRecord, Request, TaskGraph
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
+from gfdit.core.cost import CostModel
+from gfdit.core.cost_table import NominalCostModel
+
+TERMINAL = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
+
+
+@dataclass
+class Worker:
+    """One rank. ``log`` is the order in which it was given the collectives it takes part in."""
+
+    tasks: deque[cmd.RunTask | cmd.ResetEdges] = field(default_factory=deque)
+    copies: deque[cmd.Migrate | cmd.FreeArtifacts] = field(default_factory=deque)
+    store: set[str] = field(default_factory=set)
+    finished_copies: dict[int, bool] = field(default_factory=dict)  # migration id -> arrived whole
+    running: int | None = None  # dispatch
+    log: list[cmd.Command] = field(default_factory=list)
+
+
+@dataclass
+class Faults:
+    """Probabilities: per task that runs, and per turn for the rest."""
+
+    task: float = 0.0
+    cancel: float = 0.0
+    rank_lost: float = 0.0
+    late_report: float = 0.0
+
+
+class Cluster:
+    """Feeds a control plane legal events in random order and plays its workers."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        num_ranks: int,
+        seed: int,
+        *,
+        cost: CostModel | None = None,
+        faults: Faults | None = None,
+        resident: Callable[[int], Iterable[str]] = lambda rank: ("m",),
+    ) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults or Faults()
+        ranks = [RankRecord(rank, frozenset(resident(rank))) for rank in range(num_ranks)]
+        self.control = ControlPlane(policy, ranks, cost or NominalCostModel())
+        self.workers = {rank: Worker() for rank in range(num_ranks)}
+        self.lost: set[int] = set()
+        self.now_s = 0.0
+        self.endings: dict[str, list[cmd.Command]] = {}
+        self.reports: list[str] = []  # faults
+        self.ran: list[cmd.RunTask] = []
+        self.wake_at_s: float | None = None
+        self._to_arrive: list[tuple[Request, TaskGraph]] = []
+        self._reports_due: list[ev.Event] = []  # of workers, not handed in yet
+        self._handed_in: list[ev.Event] = []
+
+    def run(self, requests: Iterable[tuple[Request, TaskGraph]], max_turns: int = 20_000) -> None:
+        """Until all requests have ended; then everything must be accounted for."""
+        self._to_arrive = list(requests)
+        expected = Counter(request.id for request, _ in self._to_arrive)
+        for _ in range(max_turns):
+            if not self._turn():
+                break
+        else:
+            raise AssertionError("the cluster does not come to rest")
+        for rank in sorted(self.lost):
+            self._join(rank)
+        while self._turn():
+            pass
+        for request_id in sorted(self.control.state.requests):  # a policy has starved it
+            self._send(ev.RequestCancelled(request_id))
+        while self._turn():
+            pass
+        self._check_end(expected)
+
+    def _turn(self) -> bool:
+        """Do one random thing that may happen now; False when nothing can."""
+        draw = self.random.random
+        if self.control.state.requests and draw() < self.faults.cancel:
+            ids = [*self.control.state.requests, *self.endings, "nobody"]
+            self._send(ev.RequestCancelled(self.random.choice(ids)))
+        if self.control.state.requests and draw() < self.faults.rank_lost:
+            self._lose_or_join(self.random.randrange(len(self.workers)))
+        if self._handed_in and draw() < self.faults.late_report:
+            self._send(self.random.choice(self._handed_in))
+        moves: list[Callable[[], None]] = []
+        if self._to_arrive:
+            moves.append(self._arrive)
+        if self._reports_due:
+            moves.append(self._hand_in)
+        for rank in self.workers.keys() - self.lost:
+            moves.extend(self._moves_of(rank))
+        if not moves and self.wake_at_s is not None:
+            moves.append(self._wake)
+        if not moves:
+            stuck = [rank for rank, worker in self.workers.items() if worker.tasks or worker.copies]
+            assert not stuck, f"ranks {stuck} wait for each other"
+            return False
+        self.random.choice(moves)()
+        return True
+
+    def _send(self, event: ev.Event) -> None:
+        self.now_s += self.random.random()
+        commands = self.control.handle(event, self.now_s)
+        self.control.check_integrity()
+        for command in commands:
+            self._emit(command)
+
+    def _emit(self, command: cmd.Command) -> None:
+        if isinstance(command, (cmd.Migrate, cmd.FreeArtifacts)):
+            for rank in command.ranks:
+                self._worker(rank).copies.append(command)
+                self._worker(rank).log.append(command)
+        elif isinstance(command, cmd.RunTask):
+            self.ran.append(command)
+            for rank in command.layout.ranks:
+                self._worker(rank).tasks.append(command)
+                self._worker(rank).log.append(command)
+        elif isinstance(command, cmd.ResetEdges):
+            for rank in command.ranks:
+                self._worker(rank).tasks.append(command)
+                self._worker(rank).log.append(command)
+        elif isinstance(command, cmd.ReportFault):
+            self.reports.append(command.message)
+        elif isinstance(command, cmd.WakeAt):
+            self.wake_at_s = command.at_s
+        elif isinstance(command, TERMINAL):
+            self.endings.setdefault(command.request_id, []).append(command)
+
+    def _worker(self, rank: int) -> Worker:
+        assert rank not in self.lost, f"a command for rank {rank}, which is lost"
+        return self.workers[rank]
+
+    # What may happen next
+
+    def _arrive(self) -> None:
+        request, graph = self._to_arrive.pop(0)
+        self._send(ev.RequestArrived(request, graph))
+
+    def _wake(self) -> None:
+        assert self.wake_at_s is not None
+        self.now_s, self.wake_at_s = max(self.now_s, self.wake_at_s), None
+        self._send(ev.WakeUp())
+
+    def _hand_in(self) -> None:
+        event = self._reports_due.pop(self.random.randrange(len(self._reports_due)))
+        self._handed_in.append(event)
+        self._send(event)
+
+    def _moves_of(self, rank: int) -> list[Callable[[], None]]:
+        worker = self.workers[rank]
+        moves: list[Callable[[], None]] = []
+        if worker.copies:
+            copy = worker.copies[0]
+            if isinstance(copy, cmd.FreeArtifacts):
+                moves.append(lambda: self._free(rank, copy))
+            elif all(self._is_gone(peer, copy) or self.workers[peer].copies[0] is copy for peer in copy.ranks):
+                moves.append(lambda: self._copy(copy))
+        if worker.tasks:
+            head = worker.tasks[0]
+            if isinstance(head, cmd.ResetEdges):
+                moves.append(lambda: self._reset(rank, head))
+            elif self._task_may_run(head):
+                moves.append(lambda: self._run_task(head))
+        return moves
+
+    def _free(self, rank: int, command: cmd.FreeArtifacts) -> None:
+        self.workers[rank].copies.popleft()
+        self.workers[rank].store.difference_update(command.artifacts)
+
+    def _copy(self, command: cmd.Migrate) -> None:
+        """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well."""
+        whole = not any(self._is_gone(rank, command) for rank in command.ranks)
+        if whole:
+            source = self.workers[command.source]
+            assert command.artifact in source.store, f"{command.artifact} is not on its source {command.source}"
+        for rank in command.ranks:
+            if not self._is_gone(rank, command):
+                worker = self.workers[rank]
+                worker.copies.popleft()
+                worker.finished_copies[command.migration_id] = whole
+                if whole:
+                    worker.store.add(command.artifact)
+                self._reports_due.append(ev.MigrationFinished(command.migration_id, rank))
+
+    def _is_gone(self, rank: int, command: cmd.Migrate) -> bool:
+        """Lost since, perhaps joined again: it will never get to this copy."""
+        return command not in self.workers[rank].copies
+
+    def _task_may_run(self, command: cmd.RunTask) -> bool:
+        for rank in command.layout.ranks:
+            worker = self.workers[rank]
+            if command not in worker.tasks:
+                continue  # lost since, perhaps joined again
+            needed = [move.migration_id for move in command.migrations if rank in move.ranks]
+            if worker.tasks[0] is not command or any(move not in worker.finished_copies for move in needed):
+                return False
+        return True
+
+    def _reset(self, rank: int, command: cmd.ResetEdges) -> None:
+        self.workers[rank].tasks.popleft()
+        self._reports_due.append(ev.EdgesReset(command.reset_id, rank))
+
+    def _run_task(self, command: cmd.RunTask) -> None:
+        members = [rank for rank in command.layout.ranks if command in self.workers[rank].tasks]
+        broken = [move for rank in members for move in command.migrations if self._lacks(rank, move)]
+        fails = len(members) < len(command.layout.ranks) or bool(broken)
+        if not fails:
+            self._check_inputs(command)
+        culprit = None
+        if not fails and self.random.random() < self.faults.task:
+            fails, culprit = True, self.random.choice(members)
+        for rank in members:
+            worker = self.workers[rank]
+            worker.tasks.popleft()
+            if not fails or self.random.random() < 0.5:  # how far a rank got that then failed is open
+                worker.store.update(name for task in command.tasks for name in task.outputs)
+                worker.store.difference_update(command.consumes)
+            if fails:
+                error = f"rank {rank} failed" if rank == culprit else "a peer failed"
+                report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank != culprit)
+            else:
+                report = ev.TaskFinished(command.dispatch_id, rank, self.random.random() + 0.01)
+            self._reports_due.append(report)
+
+    def _lacks(self, rank: int, move: cmd.Migrate) -> bool:
+        return rank in move.ranks and not self.workers[rank].finished_copies[move.migration_id]
+
+    def _check_inputs(self, command: cmd.RunTask) -> None:
+        for rank in command.layout.ranks:
+            missing = {name for task in command.tasks for name in task.inputs} - self.workers[rank].store
+            assert not missing, f"rank {rank} runs {command.tasks[0].id} without {sorted(missing)}"
+
+    # Ranks that go and come
+
+    def _lose_or_join(self, rank: int) -> None:
+        if rank in self.lost:
+            self._join(rank)
+        elif len(self.lost) + 1 < len(self.workers):
+            self.lost.add(rank)
+            self.workers[rank] = Worker(log=self.workers[rank].log)
+            self._send(ev.RankLost(rank, "test"))
+
+    def _join(self, rank: int) -> None:
+        self.lost.discard(rank)
+        self._send(ev.RankJoined(rank))
+
+    # The books
+
+    def _check_end(self, expected: Counter[str]) -> None:
+        assert self.control.idle
+        ended = {request_id: len(commands) for request_id, commands in self.endings.items()}
+        assert ended == dict(expected), "not every request ended exactly once"
+        for rank, worker in self.workers.items():
+            assert not worker.store, f"rank {rank} still holds {sorted(worker.store)}"
+        logs = {rank: worker.log for rank, worker in self.workers.items()}
+        assert_pairwise_order(logs)
+
+
+def assert_pairwise_order(logs: dict[int, list[cmd.Command]]) -> None:
+    """Any two ranks got the collectives they share in the same order."""
+    shared = {rank: [c for c in log if isinstance(c, (cmd.RunTask, cmd.Migrate))] for rank, log in logs.items()}
+    for one in shared:
+        for other in shared:
+            if one < other:
+                ours = [command for command in shared[one] if other in _ranks(command)]
+                theirs = [command for command in shared[other] if one in _ranks(command)]
+                assert ours == theirs, f"ranks {one} and {other} disagree on the order of their collectives"
+
+
+def _ranks(command: cmd.Command) -> tuple[int, ...]:
+    assert isinstance(command, (cmd.RunTask, cmd.Migrate))
+    return command.layout.ranks if isinstance(command, cmd.RunTask) else command.ranks
