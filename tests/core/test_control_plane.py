@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfdit.core import Decision, Policy, SchedulerView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, Policy, SchedulerView, TaskView
 from gfdit.core import commands as cmd
+from gfdit.core.layouts import widest
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.random_layout import RandomLayout
-from tests.support.cluster import Cluster, Faults
+from tests.support.cluster import Cluster, Faults, assert_pairwise_order
 from tests.support.scripted_policy import Scripted
-from tests.support.workload import random_requests
+from tests.support.workload import make_request, random_requests
 
 SEEDS = st.integers(0, 2**32 - 1)
 FAULTS = Faults(task=0.05, cancel=0.01, rank_lost=0.01, late_report=0.05)
@@ -37,6 +38,25 @@ class RaisesAtRandom:
         return self.inner.schedule(view)
 
 
+@dataclass
+class Batches:
+    """Runs everything alike that is ready as one step, tasks of one request included."""
+
+    name: str = "batches"
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        alike: dict[tuple, list[TaskView]] = {}
+        for task in view.ready:
+            alike.setdefault((task.kind, task.shape, task.cfg, task.candidates), []).append(task)
+        free, dispatches = list(view.free_ranks), []
+        for tasks in alike.values():
+            if spec := widest(tasks[0].candidates, len(free)):
+                layout = ExecutionLayout(tuple(free[: spec.size]), spec)
+                dispatches.append(Dispatch(tuple(task.id for task in tasks), layout))
+                del free[: spec.size]
+        return Decision(tuple(dispatches))
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": Fcfs,
     "fcfs-2": lambda: Fcfs(group_size=2),
@@ -46,6 +66,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "equipartition-2": lambda: Equipartition(max_sp=2),
     "random-layout": RandomLayout,
     "scripted": lambda: Scripted("sp2@1,0 sp4@3,1,0,2 sp1@2 cfg2xsp1@0,2", decode_rank=3, per_request=1),
+    "batches": Batches,
     "raises": RaisesAtRandom,
 }
 
@@ -61,10 +82,30 @@ def test_random_events_leave_nothing_behind(name: str, seed: int, num_ranks: int
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-3", "fcfs-9", "equipartition", "equipartition-2", "random-layout"])
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, num_ranks=st.integers(1, 6), num_requests=st.integers(1, 9))
-def test_without_faults_every_request_completes(
-    name: str, seed: int, num_ranks: int, num_requests: int
-) -> None:
+def test_without_faults_every_request_completes(name: str, seed: int, num_ranks: int, num_requests: int) -> None:
     cluster = Cluster(POLICIES[name](), num_ranks, seed)
     cluster.run(random_requests(random.Random(seed), num_requests))
     assert {type(ending) for endings in cluster.endings.values() for ending in endings} == {cmd.CompleteRequest}
     assert cluster.reports == []
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    runs = []
+    for _ in range(2):
+        cluster = Cluster(Equipartition(), 4, seed=7, faults=FAULTS)
+        cluster.run(random_requests(random.Random(7), 9))
+        runs.append((cluster.ran, cluster.endings, cluster.reports))
+    assert runs[0] == runs[1]
+
+
+def test_the_order_check_sees_two_ranks_that_disagree() -> None:
+    """Negative control: without it, a passing order check says nothing."""
+    cluster = Cluster(Scripted("sp2@0,1"), 2, seed=0)
+    cluster.run([make_request("a")])
+    logs = {rank: worker.log for rank, worker in cluster.workers.items()}
+    assert_pairwise_order(logs)
+    shared = [index for index, c in enumerate(logs[1]) if isinstance(c, cmd.RunTask) and len(c.layout.ranks) == 2]
+    first, second = shared[:2]
+    logs[1][first], logs[1][second] = logs[1][second], logs[1][first]
+    with pytest.raises(AssertionError, match="disagree"):
+        assert_pairwise_order(logs)
