@@ -47,9 +47,13 @@ class JsonFields:
             raise self.error(name, f"must be an integer{bound}, got {_show(value)}")
         return value
 
-    def number(self, name: str, default: Any = _MISSING, *, positive: bool = True) -> float:
+    def number_or_none(self, name: str) -> float | None:
+        """A finite number above zero; None if it is null or left out."""
+        return self.take(name, None) if self._values.get(name) is None else self.number(name)
+
+    def number(self, name: str, *, positive: bool = True) -> float:
         """A finite number above zero, or at least zero with ``positive=False``."""
-        value = self.take(name, default)
+        value = self.take(name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or value < 0 or (positive and value == 0):
             bound = "positive" if positive else "non-negative"

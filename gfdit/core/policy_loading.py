@@ -64,10 +64,16 @@ def known_policies() -> dict[str, str]:
     summaries = {}
     for name in sorted(_entry_points()):
         try:
-            summaries[name] = (inspect.getdoc(policy_class(name)) or "").partition("\n")[0]
+            summaries[name] = summary(policy_class(name))
         except ValueError as error:
             summaries[name] = f"(cannot be loaded: {error})"
     return summaries
+
+
+def summary(cls: type) -> str:
+    """The first line of the docstring; a dataclass without one has a generated one, which says nothing."""
+    text = (cls.__doc__ or "").strip().partition("\n")[0]
+    return "" if text.startswith(f"{cls.__name__}(") else text
 
 
 def policy_class(spec: str) -> type:

@@ -1,0 +1,92 @@
+"""The trace file: requests and when they arrive, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gfdit.core.json_fields import JsonFields
+from gfdit.core.tasks import Request, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line. ``arrival_s`` counts from the start of the trace, ``deadline_s`` from the arrival.
+
+    Without ``deadline_s`` the request is late never. A larger ``priority`` is more urgent.
+    """
+
+    id: str
+    arrival_s: float
+    model: str
+    height: int
+    width: int
+    num_frames: int
+    num_steps: int
+    cfg: bool = False
+    slo_class: str = "default"
+    deadline_s: float | None = None
+    priority: int = 0
+
+    def request(self, start_s: float = 0.0) -> Request:
+        """For a control plane on whose clock the trace begins at ``start_s``."""
+        arrival_s = start_s + self.arrival_s
+        return Request(
+            id=self.id,
+            model=self.model,
+            shape=Shape(self.height, self.width, self.num_frames),
+            num_steps=self.num_steps,
+            arrival_s=arrival_s,
+            cfg=self.cfg,
+            deadline_s=None if self.deadline_s is None else arrival_s + self.deadline_s,
+            priority=self.priority,
+            slo_class=self.slo_class,
+        )
+
+
+def read_trace(path: str | Path) -> list[TraceRequest]:
+    """Raises ``ValueError`` naming file, line and field; ``num_frames`` and what follows it may be left out."""
+    requests: list[TraceRequest] = []
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            fields = JsonFields(json.loads(line), where)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        request = _read_request(fields)
+        if request.id in line_of:
+            raise fields.error("id", f"is {request.id!r} again, as in line {line_of[request.id]}")
+        if requests and request.arrival_s < requests[-1].arrival_s:
+            previous_s = requests[-1].arrival_s
+            raise fields.error("arrival_s", f"is {request.arrival_s}, before the line above it at {previous_s}")
+        line_of[request.id] = number
+        requests.append(request)
+    return requests
+
+
+def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
+    lines = [json.dumps(asdict(request)) + "\n" for request in requests]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _read_request(fields: JsonFields) -> TraceRequest:
+    request = TraceRequest(
+        id=fields.text("id"),
+        arrival_s=fields.number("arrival_s", positive=False),
+        model=fields.text("model"),
+        height=fields.integer("height"),
+        width=fields.integer("width"),
+        num_frames=fields.integer("num_frames", 1),
+        num_steps=fields.integer("num_steps"),
+        cfg=fields.flag("cfg", False),
+        slo_class=fields.text("slo_class", "default"),
+        deadline_s=fields.number_or_none("deadline_s"),
+        priority=fields.integer("priority", 0, minimum=None),
+    )
+    fields.end()
+    return request
