@@ -54,6 +54,7 @@ class QwenImageAdapter(StepExecutionAdapter):
         assert call.request is not None
         shape = self.shape(call.request)
         state.sampling.height, state.sampling.width = shape.height, shape.width
+        state.sampling.cfg_normalize = True  # as the pipeline does, in request and in step mode
         return state
 
     def encode(self, call: TaskCall) -> TaskOutput:
@@ -70,13 +71,15 @@ class QwenImageAdapter(StepExecutionAdapter):
             state.negative_prompt_embeds, state.negative_prompt_embeds_mask = self.pipeline.encode_prompt(
                 negatives, prompt_name="negative_prompt", **common
             )
-        return TaskOutput(split_state(state)[:1])
+        conditioning, latents = split_state(state)
+        return TaskOutput(({**conditioning, "generator": latents["generator"]},))
 
     def prepare(self, call: TaskCall) -> TaskOutput:
         """Latents, timesteps and a scheduler of the request's own, from embeddings made elsewhere."""
         state = join_state(call.inputs)
         pipeline = self.pipeline
         sampling = state.sampling
+        sampling.generator = copy.deepcopy(sampling.generator)  # drawn from below; conditioning stays as it is
         context = pipeline._prepare_generation_context(
             prompt=None,
             negative_prompt=None,
@@ -102,7 +105,6 @@ class QwenImageAdapter(StepExecutionAdapter):
         # Preparing timesteps has set the pipeline's own scheduler up for this request: take a copy of it.
         state.scheduler = copy.deepcopy(pipeline.scheduler)
         state.scheduler.set_begin_index(0)
-        sampling.cfg_normalize = True  # as QwenImagePipeline.prepare_encode and forward do
         return TaskOutput(split_state(state)[1:])
 
     def _max_sequence_length(self, state: StepRequestState) -> int:

@@ -160,9 +160,7 @@ class StepExecutionAdapter:
         request = call.request
         assert request is not None, f"{call.task.id} has no request"
         sampling = copy.deepcopy(request.sampling_params)
-        if sampling.generator is None and sampling.seed is not None:
-            device = sampling.generator_device or self.device
-            sampling.generator = torch.Generator(device=device).manual_seed(sampling.seed)
+        sampling.generator = self.new_generator(sampling)
         return StepRequestState(
             request_id=request.request_id,
             sampling=sampling,
@@ -170,6 +168,12 @@ class StepExecutionAdapter:
             prepared_layout=request.prepared_layout,
             external_req_id=getattr(request, "external_req_id", None),
         )
+
+    def new_generator(self, sampling: Any) -> torch.Generator | None:
+        """The generator a request starts with: its own, or one from its seed."""
+        if sampling.generator is not None or sampling.seed is None:
+            return sampling.generator
+        return torch.Generator(device=sampling.generator_device or self.device).manual_seed(sampling.seed)
 
     def resume(self, call: TaskCall) -> StepRequestState:
         """The state a task goes on from, put together from its input artifacts."""
@@ -190,19 +194,23 @@ class StepExecutionAdapter:
 def split_state(state: StepRequestState) -> tuple[Artifact, Artifact]:
     """(conditioning, latents): what is only read from now on, and what changes with every step.
 
-    The random generator belongs to the latter; the sampling parameters that carry it to the former.
+    The random generator belongs to the latter, although the sampling parameters carry it.
     """
     fields = {name: getattr(state, name) for name in _STATE_FIELDS}
     conditioning = {name: fields.pop(name) for name in CONDITIONING_FIELDS}
+    conditioning["sampling"] = _with_generator(state.sampling, None)
     fields["generator"] = state.sampling.generator
     return conditioning, fields
 
 
 def join_state(artifacts: tuple[Artifact, ...]) -> StepRequestState:
-    """Inverse of :func:`split_state`; also takes conditioning alone."""
+    """Inverse of :func:`split_state`, leaving the artifacts as they are."""
     fields = {name: value for artifact in artifacts for name, value in artifact.items()}
-    generator = fields.pop("generator", None)
-    state = StepRequestState(**fields)
-    if generator is not None:
-        state.sampling.generator = generator
-    return state
+    fields["sampling"] = _with_generator(fields["sampling"], fields.pop("generator", None))
+    return StepRequestState(**fields)
+
+
+def _with_generator(sampling: Any, generator: torch.Generator | None) -> Any:
+    copied = copy.copy(sampling)
+    copied.generator = generator
+    return copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -88,7 +89,8 @@ class ControlClient:
         """Stop control process and workers; idempotent."""
         if self._process_fd < 0:
             return
-        self.send(msg.Stop())
+        with contextlib.suppress(zmq.Again):  # a control process that has ended takes no message
+            self._control.send(msg.encode(msg.Stop()), zmq.NOBLOCK)
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ input. End of file there means the engine is gone, and everything stops.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -41,9 +42,7 @@ class ControlProcess:
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             _cost_model(config),
         )
-        self.timeline = (
-            TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
-        )
+        self.timeline = TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
         self._context = zmq.Context()
         self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
         self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
@@ -54,6 +53,7 @@ class ControlProcess:
         self._supervisor = Supervisor(config)
         self._payloads: dict[str, bytes] = {}
         self._running: dict[int, cmd.RunTask] = {}
+        self._moving: dict[int, cmd.Migrate] = {}
         self._calls = PendingCalls()
         self._wake_at_s: float | None = None
         self._stopping = False
@@ -89,6 +89,9 @@ class ControlProcess:
         except WorkerDiedError as error:
             logger.error("%s", error)
             self._tell(msg.Fatal(str(error)))
+        except Exception as error:
+            logger.exception("the control process fails")
+            self._tell(msg.Fatal(f"control process: {type(error).__name__}: {error}"))
         finally:
             self._shut_down()
 
@@ -171,14 +174,7 @@ class ControlProcess:
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
             case msg.MoveDone(migration_id, rank):
-                if self.timeline is not None:
-                    self.timeline.record_migration(
-                        rank=rank,
-                        artifact=message.artifact,
-                        num_bytes=message.num_bytes,
-                        start_s=message.started_s,
-                        end_s=message.finished_s,
-                    )
+                self._record_move(message)
                 self._feed(ev.MigrationFinished(migration_id, rank))
             case msg.ResetDone(reset_id, rank):
                 self._feed(ev.EdgesReset(reset_id, rank))
@@ -204,16 +200,33 @@ class ControlProcess:
                 end_s=done.finished_s,
             )
 
+    def _record_move(self, done: msg.MoveDone) -> None:
+        if self.timeline is None or done.error:
+            return
+        move = self._moving[done.migration_id]
+        self.timeline.record_migration(
+            rank=done.rank,
+            artifact=move.artifact,
+            request_id=move.request_id,
+            source=move.source,
+            destinations=move.destinations,
+            start_s=done.started_s,
+            end_s=done.finished_s,
+            bytes=done.num_bytes,
+        )
+
     # Output
 
     def _feed(self, event: ev.Event) -> None:
         for command in self.plane.handle(event, time.monotonic()):
             self._emitters[type(command)](command)
-        if (
-            isinstance(event, ev.TaskFinished | ev.TaskFailed)
-            and event.dispatch_id not in self.plane.state.dispatches
-        ):
-            self._running.pop(event.dispatch_id, None)
+        match event:
+            case ev.TaskFinished(dispatch_id) | ev.TaskFailed(dispatch_id):
+                if dispatch_id not in self.plane.state.dispatches:
+                    self._running.pop(dispatch_id, None)
+            case ev.MigrationFinished(migration_id):
+                if migration_id not in self.plane.migrations:
+                    self._moving.pop(migration_id, None)
 
     def _emit_run(self, command: cmd.RunTask) -> None:
         self._running[command.dispatch_id] = command
@@ -224,6 +237,7 @@ class ControlProcess:
             self._compute[rank].send(data)
 
     def _emit_migrate(self, command: cmd.Migrate) -> None:
+        self._moving[command.migration_id] = command
         data = msg.encode(msg.Move(command))
         for rank in command.ranks:
             self._migration[rank].send(data)
@@ -256,6 +270,8 @@ def _cost_model(config: RuntimeConfig) -> CostModel:
 
 
 def main() -> None:
+    # An interrupt typed at the terminal reaches this process too; the engine says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=RuntimeConfig)
     ControlProcess(config).run()

@@ -57,9 +57,7 @@ class MigrationLane(threading.Thread):
             for migration_id in migrations:
                 while migration_id not in self._finished:
                     if not self._changed.wait(deadline_s - time.monotonic()):
-                        raise MigrationError(
-                            f"migration {migration_id} unfinished after {self.timeout_s:.0f} s"
-                        )
+                        raise MigrationError(f"migration {migration_id} unfinished after {self.timeout_s:.0f} s")
                 if error := self._finished.pop(migration_id):
                     raise TaskError(error)
 
@@ -84,9 +82,8 @@ class MigrationLane(threading.Thread):
             num_bytes = self._send(command) if self.rank == command.source else self._receive(command)
         except MigrationError as failure:
             error = str(failure)
-        done = msg.MoveDone(
-            command.migration_id, self.rank, command.artifact, num_bytes, started_s, time.monotonic(), error
-        )
+        finished_s = time.monotonic()
+        done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, error)
         with self._changed:
             self._finished[command.migration_id] = error
             self._changed.notify_all()
@@ -178,9 +175,7 @@ class ComputeLane:
 
     def _call(self, call: msg.Call) -> msg.CallReply:
         try:
-            return msg.CallReply(
-                call.call_id, self.rank, True, self._executor.call(call.method, call.payload)
-            )
+            return msg.CallReply(call.call_id, self.rank, True, self._executor.call(call.method, call.payload))
         except Exception as error:
             logger.exception("rank %d: call of %s failed", self.rank, call.method)
             return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())

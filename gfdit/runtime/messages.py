@@ -147,7 +147,6 @@ class MoveDone(Message, frozen=True):
 
     migration_id: int
     rank: int
-    artifact: str
     num_bytes: int
     started_s: float
     finished_s: float

@@ -44,13 +44,9 @@ class Supervisor:
 
     def raise_for_dead(self) -> None:
         """Raise :class:`WorkerDiedError` naming the ranks that have ended."""
-        dead = [
-            (rank, process.exitcode) for rank, process in enumerate(self._processes) if not process.is_alive()
-        ]
+        dead = [(rank, process.exitcode) for rank, process in enumerate(self._processes) if not process.is_alive()]
         if dead:
-            raise WorkerDiedError(
-                "; ".join(f"worker {rank} ended with exit code {code}" for rank, code in dead)
-            )
+            raise WorkerDiedError("; ".join(f"worker {rank} ended with exit code {code}" for rank, code in dead))
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Let workers end by themselves for ``grace_s`` seconds (they have been told to), then kill them."""

@@ -1,0 +1,65 @@
+"""`gfdit serve MODEL --ranks N --policy P`: `vllm serve MODEL --omni` with the elastic engine."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gfdit.core.policy_loading import load_policy
+
+ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
+DEFAULT_POLICY = "equipartition"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory or hub name vLLM-Omni can serve")
+    parser.add_argument("--ranks", type=int, metavar="N", default=1, help="devices, one full replica on each")
+    parser.add_argument(
+        "--policy", default=DEFAULT_POLICY, help="a name (see `gfdit policies`), module:Class or file.py:Class"
+    )
+    parser.add_argument(
+        "--policy-arg", action="append", default=[], metavar="KEY=VALUE", help="an argument of the policy; repeat"
+    )
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
+    parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what can be checked in a moment, then become `vllm serve`; what follows -- is passed to it."""
+    command = serve_command(args)
+    os.execv(command[0], command)
+
+
+def serve_command(args: argparse.Namespace) -> list[str]:
+    """The `vllm serve` command line. Raises ValueError naming a wrong argument and what is allowed."""
+    if args.ranks < 1:
+        raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
+    settings: dict[str, Any] = {"policy": args.policy, "policy_args": parse_policy_args(args.policy_arg)}
+    load_policy(settings["policy"], settings["policy_args"])
+    for name in ("costs", "timeline"):
+        if (path := getattr(args, name)) is not None:
+            settings[name] = str(path.resolve())
+    stage = {
+        "engine_backend": ENGINE,
+        "additional_config": {"gfdit": settings},
+        "parallel_config": {"data_parallel_size": args.ranks},
+    }
+    program = Path(sys.executable).with_name("vllm")
+    if not program.exists():
+        raise ValueError(f"vLLM is not installed beside {sys.executable}")
+    override = ["--stage-overrides", json.dumps({"0": stage})]
+    return [str(program), "serve", args.model, "--omni", "--port", str(args.port), *override, *args.passthrough]
+
+
+def parse_policy_args(items: list[str]) -> dict[str, str]:
+    """KEY=VALUE items as a dictionary. Raises ValueError for one that is not of that form."""
+    parsed = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not (key and equals):
+            raise ValueError(f"--policy-arg takes KEY=VALUE, got {item!r}")
+        parsed[key] = value
+    return parsed

@@ -1,0 +1,52 @@
+"""One elastic engine with four CPU ranks for the whole folder; it is slow to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gfdit.cli.main import main
+from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
+from tests.support.images import Engine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "qwen-image"
+    assert main(["tiny-model", "qwen-image", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def timeline_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("timeline") / "timeline.json"
+
+
+@pytest.fixture(scope="session")
+def engine(model: Path, timeline_path: Path) -> Iterator[Engine]:
+    prepare_cpu_process()
+    engine = Engine(
+        model,
+        engine_backend="gfdit.omni.engine.ElasticDiffusionEngine",
+        worker_extension_cls="tests.support.worker_extension.TestExtension",
+        additional_config={
+            "gfdit": {
+                "ranks": 4,
+                "policy": f"{Path(__file__).parents[1] / 'support' / 'layout_script.py'}:LayoutScript",
+                "timeline": str(timeline_path),
+                "threads_per_rank": 1,
+                "comm_timeout_s": 20,
+            }
+        },
+    )
+    engine.call("arm_tripwire")
+    yield engine
+    engine.close()

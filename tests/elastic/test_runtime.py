@@ -1,0 +1,74 @@
+"""What ran where, what was left behind, and what happens when a task fails."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gfdit.observe.timeline import Span, read_timeline
+from tests.support.images import Engine, ImageRequest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_no_process_group_is_created_or_used(engine: Engine) -> None:
+    engine.images([ImageRequest(128, 128, negative_prompt="x").under("cfg2xsp2@3,1,0,2 sp4@0,1,2,3 sp2@1,2")])
+    assert engine.call("tripwire_hits") == [[], [], [], []]
+    assert all("used while serving" in answer for answer in engine.call("trip")), (
+        "the tripwire must be able to trip"
+    )
+    engine.call("arm_tripwire")
+
+
+def test_requests_overlap_in_time_on_disjoint_ranks(engine: Engine, timeline_path: Path) -> None:
+    before = {span.request for span in flushed_spans(timeline_path)}
+    here, there = ("encode@0 prepare@0 sp2@0,1 decode@0", "encode@2 prepare@2 sp2@2,3 decode@2")
+    engine.images([ImageRequest(256, 256).under(here), ImageRequest(256, 256).under(there)])
+    spans = [s for s in flushed_spans(timeline_path) if s.request not in before and s.kind == "denoise"]
+    ours, theirs = ([s for s in spans if s.rank in ranks] for ranks in ((0, 1), (2, 3)))
+    assert {s.request for s in ours}.isdisjoint({s.request for s in theirs})
+    assert all(s.sp == 2 for s in spans) and len(spans) == 2 * 2 * 6
+    overlaps = [(a, b) for a in ours for b in theirs if a.start_s < b.end_s and b.start_s < a.end_s]
+    assert len(overlaps) > 3
+
+
+def flushed_spans(path: Path) -> list[Span]:
+    time.sleep(1.5)  # the file is written about once a second
+    return read_timeline(path) if path.exists() else []
+
+
+def test_a_failing_member_fails_its_request_only(engine: Engine) -> None:
+    good = ImageRequest(128, 128).under("sp2@0,1")
+    expected = engine.image(good)
+    engine.call("fail_on", 3, 0)
+    started_s = time.monotonic()
+    with pytest.raises(Exception, match="sabotage"):
+        engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+    assert time.monotonic() - started_s < 10, "peers must not wait for the time-out"
+    engine.call("fail_on", 3, None)
+    # The edges that were left in the middle of a collective work again.
+    assert engine.image(good).tobytes() == expected.tobytes()
+    assert engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3")).tobytes() == expected.tobytes()
+
+
+def test_a_decision_that_breaks_a_rule_is_named_and_the_server_goes_on(engine: Engine) -> None:
+    for script, rule in (
+        ("sp2@0", "sp x cfg must equal the number of ranks"),
+        ("sp3@0,1,2", "sp3 is not feasible"),
+        ("cfg2@0,1", "cfg2xsp1 is not feasible"),
+        ("sp2@1,1", "named twice"),
+    ):
+        with pytest.raises(Exception, match="layout-script") as failure:
+            engine.image(ImageRequest(128, 128).under(script))
+        assert rule in str(failure.value) and "denoise/0" in str(failure.value)
+    assert engine.image(ImageRequest(128, 128).under("sp1@0")).shape == (1, 128, 128, 3)
+
+
+def test_nothing_is_left_behind(engine: Engine) -> None:
+    engine.images([ImageRequest(128, 128, seed=seed).under("sp1@1 sp2@2,0 sp4@0,1,2,3") for seed in range(4)])
+    deadline_s = time.monotonic() + 5
+    while any(engine.call("gfdit_artifacts")) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert engine.call("gfdit_artifacts") == [{}, {}, {}, {}]

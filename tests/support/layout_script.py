@@ -1,0 +1,59 @@
+"""Test policy: each request brings its own layouts, in its ``slo_class``.
+
+A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
+``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
+Requests take turns, oldest first; a task waits until all its ranks are free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskKind, TaskView
+
+
+@dataclass
+class LayoutScript:
+    """``interleave`` gives way, after every task, to the request that has waited longest."""
+
+    interleave: bool = True
+    name: str = field(default="layout-script", init=False)
+    _last_turn: dict[str, int] = field(default_factory=dict, init=False)
+    _turn: int = field(default=0, init=False)
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        free = set(view.free_ranks)
+        chosen = []
+        order = {task.id: index for index, task in enumerate(view.ready)}
+        for task in sorted(view.ready, key=lambda t: (self._last_turn.get(t.request_id, 0), order[t.id])):
+            layout = layout_of(view.requests[task.request_id].slo_class, task)
+            if set(layout.ranks) <= free:
+                free -= set(layout.ranks)
+                chosen.append(Dispatch((task.id,), layout))
+                self._turn += self.interleave
+                self._last_turn[task.request_id] = self._turn
+        return Decision(tuple(chosen))
+
+
+def layout_of(script: str, task: TaskView) -> ExecutionLayout:
+    words = dict.fromkeys(("encode", "prepare", "decode"), ExecutionLayout((0,)))
+    steps = []
+    for word in script.split():
+        name, _, ranks_text = word.partition("@")
+        ranks = tuple(int(rank) for rank in ranks_text.split(","))
+        if name in words:
+            words[name] = ExecutionLayout(ranks)
+        else:
+            steps.append(ExecutionLayout(ranks, parse_spec(name)))
+    if task.kind is TaskKind.DENOISE:
+        return steps[task.step_index % len(steps)]
+    return words[task.kind]
+
+
+def parse_spec(text: str) -> ParallelSpec:
+    """``sp2``, ``cfg2`` or ``cfg2xsp2``."""
+    degrees = {"sp": 1, "cfg": 1}
+    for part in text.split("x"):
+        kind = part.rstrip("0123456789")
+        degrees[kind] = int(part[len(kind) :])
+    return ParallelSpec(**degrees)

@@ -1,0 +1,89 @@
+"""Mixed into the workers of a test engine (vLLM-Omni's ``worker_extension_cls``): a tripwire, and sabotage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+COLLECTIVES = (
+    "new_group",
+    "split_group",
+    "init_process_group",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+
+
+class TestExtension:
+    """Methods callable on every rank through ``collective_rpc``."""
+
+    def arm_tripwire(self) -> None:
+        """From now on, creating or using a process group fails and is counted."""
+        self._hits: list[str] = []
+        for name in COLLECTIVES:
+            setattr(dist, name, self._trap(name))
+
+    def _trap(self, name: str) -> Callable[..., Any]:
+        def tripped(*args: Any, **kwargs: Any) -> None:
+            self._hits.append(name)
+            raise RuntimeError(f"torch.distributed.{name} used while serving")
+
+        return tripped
+
+    def tripwire_hits(self) -> list[str]:
+        return self._hits
+
+    def trip(self) -> str:
+        """Negative control of the tripwire."""
+        try:
+            dist.new_group([0])
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def announce_degree(self, on: bool) -> None:
+        """With ``on=False`` a task's degree is not announced to the model: a sabotage that must be seen."""
+        from gfdit.omni.task_scope import TaskScope
+
+        if not hasattr(TaskScope, "true_enter"):
+            TaskScope.true_enter = TaskScope.enter
+
+        @contextmanager
+        def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any) -> Any:
+            with scope.true_enter(layout, parallel_config):
+                parallel_config.sequence_parallel_size = 1
+                yield
+
+        TaskScope.enter = TaskScope.true_enter if on else silent_enter
+
+    def fail_on(self, rank: int, step_index: int | None) -> None:
+        """Make one rank fail in the middle of a denoising step, while its peers wait for it."""
+        from gfdit.omni.ulysses import GroupFreeUlysses
+
+        if not hasattr(GroupFreeUlysses, "true_pre"):
+            GroupFreeUlysses.true_pre = GroupFreeUlysses.pre_attention
+
+        def failing(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+            if strategy._scope.rank == rank:
+                raise RuntimeError("sabotage")
+            return strategy.true_pre(*args, **kwargs)
+
+        GroupFreeUlysses.pre_attention = GroupFreeUlysses.true_pre if step_index is None else failing
