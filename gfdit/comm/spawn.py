@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -85,17 +86,17 @@ class _World:
         self._pipes: list[Connection] = []
 
     def start(self, context: Any, rank: int, payload: bytes, comm_timeout_s: float) -> None:
-        receiver, sender = context.Pipe(duplex=False)
+        ours, theirs = context.Pipe()
         process = context.Process(
             target=_rank_main,
-            args=(self._descriptor, rank, payload, comm_timeout_s, sender),
+            args=(self._descriptor, rank, payload, comm_timeout_s, theirs),
             name=f"gfdit-rank-{rank}",
             daemon=True,
         )
         process.start()
-        sender.close()  # the rank's copy is the last one, so the pipe ends when the rank does
+        theirs.close()  # the rank's copy is the last one, so the pipe ends when the rank does
         self._processes.append(process)
-        self._pipes.append(receiver)
+        self._pipes.append(ours)
 
     def collect(self, deadline: float) -> list[Any]:
         """Results by rank. Raises what a rank raised, or RankFailed."""
@@ -114,8 +115,15 @@ class _World:
                 elif kind == _ATTACHED:
                     num_attached += 1
                     if num_attached == num_ranks:
-                        self._descriptor.unlink()  # mapped everywhere: from here on nothing can leak
+                        self._begin()
         return [results[rank] for rank in range(num_ranks)]
+
+    def _begin(self) -> None:
+        """Every rank has attached: from here on nothing can leak, and no timeout pays for a slow start."""
+        self._descriptor.unlink()
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # a rank that died meanwhile: ``collect`` reads the end of its pipe
+                pipe.send_bytes(b"begin")
 
     def _receive(self, pipe: Connection, rank: int) -> tuple[str, Any]:
         try:
@@ -142,18 +150,19 @@ class _World:
 
 
 def _rank_main(
-    descriptor: HeapDescriptor, rank: int, payload: bytes, comm_timeout_s: float, sender: Connection
+    descriptor: HeapDescriptor, rank: int, payload: bytes, comm_timeout_s: float, pipe: Connection
 ) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         fn, args = pickle.loads(payload)
         with SharedMemoryHeap.attach(descriptor, rank) as heap:
-            sender.send_bytes(pickle.dumps((_ATTACHED, None)))
+            pipe.send_bytes(pickle.dumps((_ATTACHED, None)))
+            pipe.recv_bytes()
             answer = pickle.dumps((_RESULT, fn(GroupFreeComm(heap, timeout_s=comm_timeout_s), *args)))
     except BaseException as error:
         answer = _pickled_error(error, rank, descriptor.world_size)
-    sender.send_bytes(answer)
+    pipe.send_bytes(answer)
 
 
 def _pickled_error(error: BaseException, rank: int, world_size: int) -> bytes:

@@ -55,26 +55,35 @@ class World:
         comm_timeout_s: float = 20.0,
         heap_class: type[SharedMemoryHeap] = SharedMemoryHeap,
     ) -> None:
-        receiver, sender = self._context.Pipe(duplex=False)
+        ours, theirs = self._context.Pipe()
         payload = pickle.dumps((heap_class, fn, args))
         process = self._context.Process(
-            target=_run_rank, args=(self.descriptor, rank, payload, comm_timeout_s, sender), daemon=True
+            target=_run_rank, args=(self.descriptor, rank, payload, comm_timeout_s, theirs), daemon=True
         )
         process.start()
-        sender.close()
-        self._ranks[rank] = (process, receiver)
+        theirs.close()
+        self._ranks[rank] = (process, ours)
+
+    def begin(self, *ranks: int) -> None:
+        """Let ranks go on once all of them are there: a slow start must not eat into short timeouts."""
+        for rank in ranks:
+            assert self._ranks[rank][1].recv_bytes() == b"attached"
+        for rank in ranks:
+            self._ranks[rank][1].send_bytes(b"begin")
 
     def start_all(self, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
-        for rank in range(self.descriptor.world_size):
+        ranks = range(self.descriptor.world_size)
+        for rank in ranks:
             self.start(rank, fn, *args, **options)
+        self.begin(*ranks)
 
-    def result(self, rank: int, timeout_s: float = 40.0) -> Any:
+    def result(self, rank: int, timeout_s: float = 60.0) -> Any:
         """What the rank returned, the exception it raised, or None if it died."""
-        process, receiver = self._ranks[rank]
-        assert receiver.poll(timeout_s), f"rank {rank} did not finish"
+        process, pipe = self._ranks[rank]
+        assert pipe.poll(timeout_s), f"rank {rank} did not finish"
         try:
-            value = pickle.loads(receiver.recv_bytes())
-        except EOFError:
+            value = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
             value = None
         process.join(5.0)
         return value
@@ -83,10 +92,10 @@ class World:
         return [self.result(rank) for rank in sorted(self._ranks)]
 
     def close(self) -> None:
-        for process, receiver in self._ranks.values():
+        for process, pipe in self._ranks.values():
             process.kill()
             process.join()
-            receiver.close()
+            pipe.close()
         self.descriptor.unlink()
 
 
@@ -99,15 +108,17 @@ def open_world(world_size: int, **options: Any):
         world.close()
 
 
-def _run_rank(descriptor: Any, rank: int, payload: bytes, comm_timeout_s: float, sender: Any) -> None:
+def _run_rank(descriptor: Any, rank: int, payload: bytes, comm_timeout_s: float, pipe: Any) -> None:
     torch.set_num_threads(1)
     heap_class, fn, args = pickle.loads(payload)
     try:
         with heap_class.attach(descriptor, rank) as heap:
+            pipe.send_bytes(b"attached")
+            pipe.recv_bytes()
             answer = guarded(GroupFreeComm(heap, timeout_s=comm_timeout_s), fn, args)
     except Exception as error:
         answer = error
-    sender.send_bytes(pickle.dumps(answer))
+    pipe.send_bytes(pickle.dumps(answer))
 
 
 def random_bytes(num_bytes: int, *key: int) -> torch.Tensor:
