@@ -72,7 +72,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9))
 def test_random_events_leave_nothing_behind(name: str, seed: int, num_ranks: int, num_requests: int) -> None:
     cluster = Cluster(POLICIES[name](), num_ranks, seed, faults=FAULTS)
@@ -80,7 +80,7 @@ def test_random_events_leave_nothing_behind(name: str, seed: int, num_ranks: int
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-3", "fcfs-9", "equipartition", "equipartition-2", "random-layout"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, num_ranks=st.integers(1, 6), num_requests=st.integers(1, 9))
 def test_without_faults_every_request_completes(name: str, seed: int, num_ranks: int, num_requests: int) -> None:
     cluster = Cluster(POLICIES[name](), num_ranks, seed)

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gfdit.core import (
+    CostModel,
+    ExecutionLayout,
+    ParallelSpec,
+    RequestView,
+    Shape,
+    TaskKind,
+    TaskView,
+    UnknownCostError,
+)
+from gfdit.core.cost_table import CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
+
+SP1, SP2, SP4 = ParallelSpec(1), ParallelSpec(2), ParallelSpec(4)
+CANDIDATES = (SP4, SP1, SP2)
+PUBLISHED_MS = {512: (155, 161, 172), 1024: (605, 350, 207), 1536: (1557, 880, 464)}
+
+
+def entry(task: TaskKind, size: int, sp: int, seconds: float, **changes: Any) -> CostEntry:
+    base = CostEntry("qwen", task, size, size, 1, False, sp, 1, 1, seconds)
+    return replace(base, **changes)
+
+
+def table() -> CostTable:
+    denoise = [
+        entry(TaskKind.DENOISE, size, sp, ms / 1000)
+        for size, row in PUBLISHED_MS.items()
+        for sp, ms in zip((1, 2, 4), row, strict=True)
+    ]
+    others = [entry(kind, 512, 1, 0.05) for kind in (TaskKind.ENCODE, TaskKind.PREPARE, TaskKind.DECODE)]
+    batched = [entry(TaskKind.DENOISE, 512, 1, 0.2, batch=2)]
+    return CostTable("H20", "published", 0.003, 1e9, (*denoise, *others, *batched))
+
+
+def task(shape: Shape | int = 512, kind: TaskKind = TaskKind.DENOISE, **changes: Any) -> TaskView:
+    shape = shape if isinstance(shape, Shape) else Shape(shape, shape)
+    base = TaskView("r/x", "r", "qwen", kind, 0, shape, False, CANDIDATES, (("r/a", (0, 1)), ("r/b", (0,))))
+    return replace(base, **changes)
+
+
+def request(**changes: Any) -> RequestView:
+    left = {TaskKind.ENCODE: 0, TaskKind.PREPARE: 1, TaskKind.DENOISE: 10, TaskKind.DECODE: 1}
+    base = RequestView(
+        "r", "qwen", Shape(512, 512), False, 0, 10, 0.0, None, 0, "default", CANDIDATES, left, None, False
+    )
+    return replace(base, **changes)
+
+
+def on(spec: ParallelSpec, *ranks: int) -> ExecutionLayout:
+    return ExecutionLayout(ranks or tuple(range(spec.size)), spec)
+
+
+# The file
+
+
+def test_a_table_survives_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    table().save(path)
+    assert CostTable.load(path) == table()
+    data = json.loads(path.read_text())
+    assert data["version"] == 1 and data["migration"] == {"latency_s": 0.003, "bytes_per_s": 1e9}
+    assert set(data["entries"][0]) == {
+        *("model", "task", "height", "width", "num_frames", "cfg", "sp", "cfg_parallel", "batch", "seconds")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "field 'version' must be 1, got 2"),
+        ({"hardware": None}, "field 'hardware' must be a non-empty string, got None"),
+        ({"entries": []}, "field 'entries' must be a list with at least one entry"),
+        ({"notes": "x"}, "field 'notes' is unknown, known: version, migration, hardware, source, entries"),
+        ({"migration": {"latency_s": 0}}, "migration: field 'bytes_per_s' is missing"),
+        (
+            {"migration": {"latency_s": -1, "bytes_per_s": 1}},
+            "migration: field 'latency_s' must be a non-negative number",
+        ),
+        ({"seconds": 0}, "entries[1]: field 'seconds' must be a positive number, got 0"),
+        ({"seconds": float("nan")}, "entries[1]: field 'seconds' must be a positive number, got nan"),
+        ({"seconds": True}, "entries[1]: field 'seconds' must be a positive number, got True"),
+        ({"seconds": "1"}, "entries[1]: field 'seconds' must be a positive number, got '1'"),
+        ({"sp": 0}, "entries[1]: field 'sp' must be an integer of at least 1, got 0"),
+        ({"sp": 1.0}, "entries[1]: field 'sp' must be an integer of at least 1, got 1.0"),
+        ({"cfg": 1}, "entries[1]: field 'cfg' must be true or false, got 1"),
+        ({"cfg_parallel": 2}, "entries[1]: field 'cfg_parallel' is 2, but cfg is false"),
+        (
+            {"task": "denoising"},
+            "entries[1]: field 'task' must be one of encode, prepare, denoise, decode, got 'denoising'",
+        ),
+        ({"second": 1}, "entries[1]: field 'second' is unknown"),
+        ({"sp": 1}, "entries[1]: repeats entries[0]"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_file_entry_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "costs.json"
+    table().save(path)
+    data = json.loads(path.read_text())
+    name = next(iter(change))
+    (data if name in (*data, "notes") else data["entries"][1]).update(change)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError) as caught:
+        CostTable.load(path)
+    assert str(caught.value).startswith(str(path)) and message in str(caught.value)
+
+
+def test_a_file_that_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    for text, message in [("{", "not JSON: "), ("[]", "must be an object, got []")]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"costs\.json") as caught:
+            CostTable.load(path)
+        assert message in str(caught.value)
+    with pytest.raises(OSError):
+        CostTable.load(tmp_path / "absent.json")
+
+
+# The model over a table
+
+
+def test_published_shapes_are_looked_up() -> None:
+    model: CostModel = TableCostModel(table())
+    for size, row in PUBLISHED_MS.items():
+        for spec, ms in zip((SP1, SP2, SP4), row, strict=True):
+            assert model.task_s(task(size), on(spec)) == ms / 1000
+    assert model.task_s(task(512), on(SP1), batch=2) == 0.2
+
+
+def test_other_shapes_are_interpolated_in_tokens() -> None:
+    model = TableCostModel(table())
+    between = Shape(1024, 640)  # 2560 tokens, half way from 1024 to 4096
+    assert model.task_s(task(between), on(SP1)) == pytest.approx((0.155 + 0.605) / 2)
+    # Beyond the largest the last segment goes on; 18432 tokens are twice 9216.
+    slope = (1.557 - 0.605) / (9216 - 4096)
+    assert model.task_s(task(Shape(1536, 3072)), on(SP1)) == pytest.approx(1.557 + slope * 9216)
+    # Below the smallest too, where a fixed part remains.
+    assert model.task_s(task(256), on(SP4)) == pytest.approx(0.172 - (0.207 - 0.172) * 768 / 3072)
+    # One point alone scales with tokens.
+    assert model.task_s(task(1024, TaskKind.DECODE), on(SP1)) == pytest.approx(0.2)
+
+
+@given(height=st.integers(16, 8192), width=st.integers(16, 8192), spec=st.sampled_from([SP1, SP2, SP4]))
+def test_an_interpolated_cost_is_positive_and_never_falls_with_size(
+    height: int, width: int, spec: ParallelSpec
+) -> None:
+    model = TableCostModel(table())
+    small, large = Shape(height, width), Shape(height, 2 * width)
+    assert 0 < model.task_s(task(small), on(spec)) <= model.task_s(task(large), on(spec))
+
+
+def test_a_falling_curve_stays_positive() -> None:
+    entries = tuple(entry(TaskKind.DENOISE, size, 1, seconds) for size, seconds in [(512, 0.3), (1024, 0.1)])
+    model = TableCostModel(replace(table(), entries=entries))
+    assert model.task_s(task(4096), on(SP1)) == 0.1
+    steep = tuple(entry(TaskKind.DENOISE, size, 1, seconds) for size, seconds in [(512, 0.001), (1024, 1.0)])
+    model = TableCostModel(replace(table(), entries=steep))
+    assert model.task_s(task(256), on(SP1)) == pytest.approx(0.00025)
+
+
+@pytest.mark.parametrize(
+    ("view", "spec", "message"),
+    [
+        (task(model="flux"), SP1, "no cost for model 'flux', known: qwen"),
+        (
+            task(cfg=True),
+            SP1,
+            "no cost for denoise of model 'qwen' at sp1 with cfg, known: sp1, sp2, sp4, sp1 batch 2",
+        ),
+        (task(), ParallelSpec(8), "at sp8, known: sp1, sp2, sp4, sp1 batch 2"),
+        (task(kind=TaskKind.ENCODE), SP2, "no cost for encode of model 'qwen' at sp2, known: sp1"),
+    ],
+)
+def test_what_is_missing_is_an_error_that_names_the_known(
+    view: TaskView, spec: ParallelSpec, message: str
+) -> None:
+    with pytest.raises(UnknownCostError) as caught:
+        TableCostModel(table()).task_s(view, on(spec))
+    assert message in str(caught.value)
+    assert caught.value.request_id == "r"
+
+
+def test_a_missing_task_kind_is_an_error_for_the_whole_request() -> None:
+    only = tuple(e for e in table().entries if e.task is TaskKind.DENOISE)
+    model = TableCostModel(replace(table(), entries=only))
+    with pytest.raises(UnknownCostError, match="no cost for task prepare of model 'qwen', known: denoise"):
+        model.remaining_s(request(), on(SP1))
+
+
+def test_remaining_time_counts_every_unfinished_task() -> None:
+    model = TableCostModel(table())
+    assert model.remaining_s(request(), on(SP1)) == pytest.approx(0.05 + 10 * 0.155 + 0.05)
+    assert model.remaining_s(request(), on(SP2)) == pytest.approx(0.05 + 10 * 0.161 + 0.05)
+    # A specification the request cannot take: the widest that is not wider.
+    assert model.remaining_s(request(candidates=(SP1, SP2)), on(SP4)) == pytest.approx(0.05 + 10 * 0.161 + 0.05)
+
+
+def test_candidates_are_those_with_a_cost_narrowest_first() -> None:
+    model = TableCostModel(table())
+    assert model.candidates(task(candidates=(ParallelSpec(8), SP4, SP1))) == (SP1, SP4)
+    with pytest.raises(UnknownCostError, match="known: sp1, sp2, sp4"):
+        model.candidates(task(candidates=(ParallelSpec(8),)))
+
+
+def test_migration_costs_its_latency_if_anything_moves() -> None:
+    model = TableCostModel(table())
+    assert model.migration_s(task(), on(SP1, 0)) == 0.0
+    assert model.migration_s(task(), on(SP2, 1, 0)) == 0.003  # rank 1 lacks r/b
+
+
+# Calibration
+
+
+def test_measurements_correct_their_own_key_and_outliers_do_not_matter() -> None:
+    model = TableCostModel(table())
+    before = model.task_s(task(512), on(SP1))
+    for seconds in (9.0, 0.31, 0.31):  # warm-up first
+        assert model.task_s(task(512), on(SP1)) == before
+        model.observe(task(512), on(SP1), seconds)
+    for seconds in (0.31, 50.0, 0.31, 0.0, float("nan")):
+        model.observe(task(512), on(SP1), seconds)
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(0.31)
+    assert model.task_s(task(512), on(SP2)) == 0.161
+    measured = model.measured[CostKey("qwen", TaskKind.DENOISE, Shape(512, 512), False, SP1, 1)]
+    assert measured.count == 6
+    assert measured.ratio == pytest.approx(2.0)
+    assert measured.spread == 0.0
+
+
+def test_spread_is_relative_to_the_ratio() -> None:
+    model = TableCostModel(table())
+    for seconds in (0.9, 1.0, 1.1, 0.9, 1.1):
+        model.observe(task(512), on(SP1), seconds)
+    (measured,) = model.measured.values()
+    assert measured.spread == pytest.approx(0.1)
+
+
+def test_a_change_is_followed_within_a_window() -> None:
+    model = TableCostModel(table())
+    for _ in range(100):
+        model.observe(task(512), on(SP1), 0.2)
+    for _ in range(8):
+        model.observe(task(512), on(SP1), 0.4)
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(0.4)
+
+
+def test_observing_what_the_table_lacks_is_harmless() -> None:
+    model = TableCostModel(table())
+    model.observe(task(model="flux"), on(SP1), 1.0)
+    assert not model.measured
+
+
+# Without a table
+
+
+def test_nominal_costs_follow_the_stated_law() -> None:
+    model = NominalCostModel()
+    step_s = model.task_s(task(512), on(SP1))
+    assert model.task_s(task(1024), on(SP1)) == pytest.approx(4 * step_s)
+    assert model.task_s(task(512, cfg=True), on(SP1)) == pytest.approx(2 * step_s)
+    assert step_s / model.task_s(task(512), on(SP2)) == pytest.approx(1.82, abs=0.02)
+    assert step_s / model.task_s(task(512), on(SP4)) == pytest.approx(3.33, abs=0.05)
+    guided = task(512, cfg=True)
+    assert model.task_s(guided, on(ParallelSpec(1, 2))) < model.task_s(guided, on(SP2))
+    assert model.candidates(task()) == (SP1, SP2, SP4)
+    assert model.migration_s(task(), on(SP2)) == 0.0
+
+
+def test_nominal_costs_learn_the_key_then_the_task_then_everything() -> None:
+    model = NominalCostModel()
+    guess = {kind: model.task_s(task(512, kind), on(SP1)) for kind in TaskKind}
+    wide = model.task_s(task(1024), on(SP4))
+    for seconds in (90.0, 3 * guess[TaskKind.DENOISE], 3 * guess[TaskKind.DENOISE]):
+        model.observe(task(512), on(SP1), seconds)
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(3 * guess[TaskKind.DENOISE])
+    assert model.task_s(task(1024), on(SP4)) == pytest.approx(3 * wide)
+    assert model.task_s(task(512, TaskKind.DECODE), on(SP1)) == pytest.approx(3 * guess[TaskKind.DECODE])
+    model.observe(task(512, TaskKind.DECODE), on(SP1), guess[TaskKind.DECODE])
+    assert model.task_s(task(512, TaskKind.DECODE), on(SP1)) == pytest.approx(guess[TaskKind.DECODE])
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(3 * guess[TaskKind.DENOISE])

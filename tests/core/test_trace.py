@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gfdit.core import Shape
+from gfdit.sim.trace import TraceRequest, read_trace, write_trace
+
+LINE = {
+    "id": "a",
+    "arrival_s": 0.5,
+    "model": "wan",
+    "height": 480,
+    "width": 832,
+    "num_frames": 49,
+    "num_steps": 50,
+    "cfg": True,
+    "slo_class": "S",
+    "deadline_s": 8.0,
+    "priority": 2,
+}
+
+
+def write(path: Path, *lines: dict[str, Any] | str) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_a_trace_survives_the_file(tmp_path: Path) -> None:
+    requests = [TraceRequest(**LINE), TraceRequest("b", 1.0, "qwen", 512, 512, 1, 20)]  # type: ignore[arg-type]
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, requests)
+    assert read_trace(path) == requests
+    assert json.loads(path.read_text().splitlines()[0]) == LINE
+
+
+def test_what_may_be_left_out(tmp_path: Path) -> None:
+    short = {name: LINE[name] for name in ("id", "arrival_s", "model", "height", "width", "num_steps")}
+    (request,) = read_trace(write(tmp_path / "t.jsonl", "", short, ""))
+    assert (request.num_frames, request.cfg, request.slo_class) == (1, False, "default")
+    assert (request.deadline_s, request.priority) == (None, 0)
+    assert request.request().deadline_s is None
+
+
+def test_as_a_request_on_another_clock() -> None:
+    request = TraceRequest(**LINE).request(start_s=100.0)  # type: ignore[arg-type]
+    assert (request.arrival_s, request.deadline_s) == (100.5, 108.5)
+    assert request.shape == Shape(480, 832, 49)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id": ""}, "field 'id' must be a non-empty string, got ''"),
+        ({"id": "a"}, "field 'id' is 'a' again, as in line 1"),
+        ({"arrival_s": -1}, "field 'arrival_s' must be a non-negative number, got -1"),
+        ({"arrival_s": 0.25}, "field 'arrival_s' is 0.25, before the line above it at 0.5"),
+        ({"height": 0}, "field 'height' must be an integer of at least 1, got 0"),
+        ({"num_steps": "50"}, "field 'num_steps' must be an integer of at least 1, got '50'"),
+        ({"cfg": None}, "field 'cfg' must be true or false, got None"),
+        ({"deadline_s": 0}, "field 'deadline_s' must be a positive number, got 0"),
+        ({"priority": 1.5}, "field 'priority' must be an integer, got 1.5"),
+        ({"deadline_ms": 1}, "field 'deadline_ms' is unknown, known: id, arrival_s, "),
+    ],
+)
+def test_a_wrong_line_is_refused_with_file_line_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / "t.jsonl", LINE, LINE | {"id": "b"} | change)
+    with pytest.raises(ValueError) as caught:
+        read_trace(path)
+    assert f"{path}, line 2: {message}" in str(caught.value)
+
+
+def test_a_line_that_is_not_json(tmp_path: Path) -> None:
+    for text, message in [("{'id': 1}", "not JSON"), ("[1]", "must be an object, got [1]")]:
+        with pytest.raises(ValueError, match="line 1") as caught:
+            read_trace(write(tmp_path / "t.jsonl", text))
+        assert message in str(caught.value)
