@@ -47,9 +47,7 @@ def check_symbols() -> None:
         target: Any = importlib.import_module(module)
         for name in path.split("."):
             if not hasattr(target, name):
-                raise ImportError(
-                    f"gfdit needs {module}.{path}, which this vLLM-Omni does not have (needs 0.30)"
-                )
+                raise ImportError(f"gfdit needs {module}.{path}, which this vLLM-Omni does not have (needs 0.30)")
             target = getattr(target, name)
 
 

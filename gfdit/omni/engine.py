@@ -89,9 +89,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             size = self.settings.warmup_size
             if size is None:
                 size = 128 if current_omni_platform.device_type == "cpu" else 512
-            request = self._make_dummy_request(
-                height=size, width=size, guidance_scale=0.0, num_inference_steps=2
-            )
+            request = self._make_dummy_request(height=size, width=size, guidance_scale=0.0, num_inference_steps=2)
             if size and request is not None:
                 request = self._prepare_request_for_admission(request)
                 seconds = self.executor.collective_rpc(
@@ -125,11 +123,16 @@ class ElasticDiffusionEngine(DiffusionEngine):
         options = RequestOptions.parse(extra.pop("gfdit", None) if extra else None)
         max_sp = options.max_sp if self._sequence_parallel else 1
         trajectory = self.adapter.convert(request, max_sp)
+        shape = trajectory.shape
+        if (num_pixels := shape.height * shape.width * shape.num_frames) > self.settings.max_pixels:
+            raise ValueError(
+                f"size {shape} has {num_pixels} pixels, at most {self.settings.max_pixels} are allowed"
+            )
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
             model=str(self.od_config.model),
-            shape=trajectory.shape,
+            shape=shape,
             num_steps=trajectory.num_steps,
             arrival_s=arrival_s,
             cfg=trajectory.cfg,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import msgspec
+
 from gfdit.core.policy_loading import load_policy
 
 
@@ -15,7 +17,8 @@ class Settings:
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank and degree is warmed up with; 0 skips it.
+    the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` turns away what would
+    only exhaust the memory of a rank, and take every other request with it.
     """
 
     policy: str = "equipartition"
@@ -25,6 +28,7 @@ class Settings:
     timeline: str | None = None
     mask_sp_padding: bool = True
     warmup_size: int | None = None
+    max_pixels: int = 4096 * 4096
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     threads_per_rank: int | None = None
@@ -38,11 +42,13 @@ class Settings:
         known = [spec.name for spec in fields(cls)]
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"gfdit has no setting {unknown[0]!r}, known: {', '.join(known)}")
-        values = dict(given)
-        values["policy_args"] = {name: str(value) for name, value in (given.get("policy_args") or {}).items()}
-        settings = cls(**values)
-        ranks = settings.ranks
-        if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
-            raise ValueError(f"gfdit setting 'ranks' must be a positive integer, got {ranks!r}")
+        policy_args = given.get("policy_args") or {}
+        values = {**given, "policy_args": {name: str(value) for name, value in policy_args.items()}}
+        try:
+            settings = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"gfdit settings: {error}") from error
+        if settings.ranks is not None and settings.ranks < 1:
+            raise ValueError(f"gfdit setting 'ranks' must be at least 1, got {settings.ranks}")
         load_policy(settings.policy, settings.policy_args)
         return settings

@@ -57,7 +57,8 @@ class GroupFreeUlysses:
         _check_heads((query, key, value, *text), size)
         image = scatter_heads((query, key, value), comm, group)
         if not text:
-            return *image, _with_key_mask(attn_metadata, image[1]), UlyssesContext(self.name)
+            q, k, v = image
+            return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name)
         assert attn_metadata is not None
         text_first = _text_first(attn_metadata)
         own_text = [tensor.chunk(size, dim=2)[index] for tensor in text]
@@ -141,9 +142,7 @@ def _text_first(attn_metadata: AttentionMetadata) -> bool:
 def _check_heads(tensors: tuple[torch.Tensor, ...], size: int) -> None:
     for tensor in tensors:
         if tensor.shape[2] % size:
-            raise ValueError(
-                f"{tensor.shape[2]} attention heads do not divide by sequence-parallel degree {size}"
-            )
+            raise ValueError(f"{tensor.shape[2]} attention heads do not divide by sequence-parallel degree {size}")
 
 
 def _with_key_mask(attn_metadata: AttentionMetadata | None, key: torch.Tensor) -> AttentionMetadata | None:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
 
 
-def warm_up(
-    executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool
-) -> dict[str, float]:
+def warm_up(executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
     """All ranks call this together; each is in one group of every size. Returns seconds by specification."""
     trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
     alone = ExecutionLayout((executor.rank,))

@@ -73,7 +73,7 @@ class ControlClient:
 
         Raises :class:`RuntimeDownError` on a fatal message or when the control process has ended.
         """
-        ready = dict(self._poller.poll(None if timeout_s is None else timeout_s * 1000))
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         messages: list[msg.ControlMessage | msg.Result] = received(self._results, self._decode_result)

@@ -7,6 +7,7 @@ input. End of file there means the engine is gone, and everything stops.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import time
@@ -139,7 +140,8 @@ class ControlProcess:
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
         for sentinel in self._supervisor.sentinels:
             poller.register(sentinel, zmq.POLLIN)
-        ready = dict(poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)))
+        # Rounded up: waking a moment early would only mean another round.
+        ready = dict(poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
         if sys.stdin.fileno() in ready:
             logger.warning("the engine is gone, stopping")
             self._stopping = True

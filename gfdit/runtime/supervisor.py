@@ -36,7 +36,7 @@ class Supervisor:
         if self.config.start_method == "forkserver":
             context.set_forkserver_preload(self.config.preload)
         for rank in range(self.config.num_ranks):
-            process = context.Process(
+            process = context.Process(  # type: ignore[attr-defined]
                 target=worker_main, args=(rank, self.config), name=f"gfdit-rank{rank}", daemon=True
             )
             process.start()

@@ -42,12 +42,12 @@ def flushed_spans(path: Path) -> list[Span]:
 def test_a_failing_member_fails_its_request_only(engine: Engine) -> None:
     good = ImageRequest(128, 128).under("sp2@0,1")
     expected = engine.image(good)
-    engine.call("fail_on", 3, 0)
+    engine.call("fail_on", 3)
     started_s = time.monotonic()
     with pytest.raises(Exception, match="sabotage"):
         engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
     assert time.monotonic() - started_s < 10, "peers must not wait for the time-out"
-    engine.call("fail_on", 3, None)
+    engine.call("fail_on", None)
     # The edges that were left in the middle of a collective work again.
     assert engine.image(good).tobytes() == expected.tobytes()
     assert engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3")).tobytes() == expected.tobytes()
@@ -68,6 +68,21 @@ def test_a_decision_that_breaks_a_rule_is_named_and_the_server_goes_on(engine: E
 
 def test_nothing_is_left_behind(engine: Engine) -> None:
     engine.images([ImageRequest(128, 128, seed=seed).under("sp1@1 sp2@2,0 sp4@0,1,2,3") for seed in range(4)])
+    assert_no_artifacts(engine)
+
+
+def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
+    long = ImageRequest(256, 256, steps=500)
+    for script in ("sp1@1", "sp1@3 sp2@2,0 sp4@0,1,2,3", "encode@2 prepare@3 sp2@1,0 sp2@2,3"):
+        engine.abandon(long.under(script), after_s=1.0)
+        started_s = time.monotonic()
+        engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+        assert time.monotonic() - started_s < 3, "the ranks are free within one step"
+    assert_no_artifacts(engine)
+
+
+def assert_no_artifacts(engine: Engine) -> None:
+    """Frees travel behind the answer to the client: allow them a moment."""
     deadline_s = time.monotonic() + 5
     while any(engine.call("gfdit_artifacts")) and time.monotonic() < deadline_s:
         time.sleep(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -77,10 +78,17 @@ class Engine:
 
     async def _image(self, request: ImageRequest) -> np.ndarray:
         prompt, sampling = request.arguments()
-        output = None
-        async for output in self.omni.generate(prompt, sampling, request_id="test"):
-            pass
-        return pixels(output)
+        outputs = [output async for output in self.omni.generate(prompt, sampling, request_id="test")]
+        return pixels(outputs[-1])
+
+    def abandon(self, request: ImageRequest, after_s: float) -> None:
+        """Start a request and go away, as a client that disconnects does."""
+
+        async def go_away() -> None:
+            await asyncio.wait_for(self._image(request), after_s)
+
+        with contextlib.suppress(TimeoutError):
+            self._run(go_away())
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """A method of every rank's worker; values by rank."""
@@ -119,7 +127,7 @@ def _serve_order(folder: Path) -> None:
 
     order = json.loads((folder / "order.json").read_text())
     omni = Omni(model=order["model"], enforce_eager=True, dtype="float32", **order["config"])
-    made = {}
+    made: dict[str, Any] = {}
     for index, fields in enumerate(order["requests"]):
         prompt, sampling = ImageRequest(**fields).arguments()
         made[f"image{index}"] = pixels(omni.generate(prompt, sampling)[0])

@@ -63,27 +63,31 @@ class TestExtension:
         """With ``on=False`` a task's degree is not announced to the model: a sabotage that must be seen."""
         from gfdit.omni.task_scope import TaskScope
 
-        if not hasattr(TaskScope, "true_enter"):
-            TaskScope.true_enter = TaskScope.enter
+        original = self._original(TaskScope, "enter")
 
         @contextmanager
         def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any) -> Any:
-            with scope.true_enter(layout, parallel_config):
+            with original(scope, layout, parallel_config):
                 parallel_config.sequence_parallel_size = 1
                 yield
 
-        TaskScope.enter = TaskScope.true_enter if on else silent_enter
+        setattr(TaskScope, "enter", original if on else silent_enter)  # noqa: B010
 
-    def fail_on(self, rank: int, step_index: int | None) -> None:
-        """Make one rank fail in the middle of a denoising step, while its peers wait for it."""
+    def fail_on(self, rank: int | None) -> None:
+        """Make one rank fail in the middle of every parallel step, while its peers wait for it; None: no more."""
         from gfdit.omni.ulysses import GroupFreeUlysses
 
-        if not hasattr(GroupFreeUlysses, "true_pre"):
-            GroupFreeUlysses.true_pre = GroupFreeUlysses.pre_attention
+        original = self._original(GroupFreeUlysses, "pre_attention")
 
         def failing(strategy: Any, *args: Any, **kwargs: Any) -> Any:
             if strategy._scope.rank == rank:
                 raise RuntimeError("sabotage")
-            return strategy.true_pre(*args, **kwargs)
+            return original(strategy, *args, **kwargs)
 
-        GroupFreeUlysses.pre_attention = GroupFreeUlysses.true_pre if step_index is None else failing
+        setattr(GroupFreeUlysses, "pre_attention", original if rank is None else failing)  # noqa: B010
+
+    def _original(self, owner: type, name: str) -> Callable[..., Any]:
+        """The method as it was before any sabotage."""
+        if not hasattr(self, "_originals"):
+            self._originals: dict[tuple[type, str], Callable[..., Any]] = {}
+        return self._originals.setdefault((owner, name), getattr(owner, name))

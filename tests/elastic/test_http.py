@@ -1,0 +1,89 @@
+"""A client's view: `gfdit serve` over HTTP, with good requests, bad ones and ones that go away."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gfdit.observe.timeline import read_timeline
+from tests.support.server import ServerProcess, free_port, generate_image, start_server
+
+pytestmark = pytest.mark.timeout(300)
+SIZE = (128, 128)
+
+
+@pytest.fixture(scope="module")
+def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("http") / "timeline.json"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, timeline: Path) -> Iterator[ServerProcess]:
+    argv = ["gfdit", "serve", str(model), "--ranks", "2", "--policy", "equipartition"]
+    argv += ["--timeline", str(timeline), "--", "--enforce-eager", "--dtype", "float32"]
+    with start_server(argv, free_port(), timeline.with_name("log")) as server:
+        yield server
+
+
+def generate(server: ServerProcess, extra: dict[str, Any] | None = None, size: tuple[int, int] = SIZE) -> Any:
+    return generate_image(server.base_url, "a red panda", size, steps=4, seed=1, extra_params=extra)
+
+
+def test_an_image_with_every_option(server: ServerProcess) -> None:
+    options = {"deadline_ms": 8000, "slo_class": "interactive", "priority": 5, "max_sp": 1}
+    status, image = generate(server, {"gfdit": options})
+    assert status == 200 and image.size == SIZE
+    assert generate(server)[1].tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline_ms": -1}, "gfdit.deadline_ms must be a positive number"),
+        ({"deadline_ms": "soon"}, "gfdit.deadline_ms must be a positive number"),
+        ({"deadline_ms": True}, "gfdit.deadline_ms must be a positive number"),
+        ({"priority": 1.5}, "gfdit.priority must be an integer"),
+        ({"max_sp": 0}, "gfdit.max_sp must be a positive integer"),
+        ({"slo_class": 3}, "gfdit.slo_class must be a string"),
+        ({"deadline": 1}, "gfdit.deadline is unknown, allowed: deadline_ms, slo_class, priority, max_sp"),
+        ("fast", "gfdit must be an object"),
+    ],
+)
+def test_bad_options_are_named(server: ServerProcess, options: Any, message: str) -> None:
+    status, error = generate(server, {"gfdit": options})
+    assert status == 400 and message in json.dumps(error)
+
+
+@pytest.mark.parametrize("size", [(200_000, 128), (100_000, 100_000), (0, 128)])
+def test_a_size_the_model_cannot_take(server: ServerProcess, size: tuple[int, int]) -> None:
+    status, _ = generate(server, size=size)
+    assert 400 <= status < 500
+    assert generate(server)[0] == 200
+
+
+def test_a_client_that_disconnects_frees_its_ranks_within_one_step(server: ServerProcess, timeline: Path) -> None:
+    body = {"prompt": "a red panda", "size": "512x512", "num_inference_steps": 200, "seed": 1}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.base_url}/v1/images/generations", json=body, timeout=2.0, trust_env=False)
+    left_s = time.monotonic()
+    assert generate(server)[0] == 200
+    assert time.monotonic() - left_s < 5, "200 steps would have kept the ranks busy for much longer"
+    time.sleep(2)
+    spans = read_timeline(timeline)
+    abandoned = [span for span in spans if span.kind == "denoise" and span.request != spans[-1].request]
+    steps = {span.step for span in abandoned if span.request == abandoned[-1].request}
+    last_request = [span for span in spans if span.request == spans[-1].request]
+    assert 0 < len(steps) < 100
+    # Nothing of the abandoned request starts once the next one runs everywhere.
+    assert max(span.start_s for span in abandoned) < max(span.start_s for span in last_request)
+
+
+def test_healthy_after_all_that(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.base_url}/health", trust_env=False).status_code == 200
+    assert generate(server)[0] == 200

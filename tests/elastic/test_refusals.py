@@ -1,0 +1,99 @@
+"""What cannot work is refused at start, in one line that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gfdit.cli.main import main
+from gfdit.omni.plugin import prepare_cpu_process
+from tests.support.server import ServerError, free_port, start_server
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--policy", "fifo"], "known: "),
+        (["--policy", "fcfs", "--policy-arg", "groupsize=2"], "known: group_size"),
+        (["--policy-arg", "group_size"], "--policy-arg takes KEY=VALUE"),
+        (["--ranks", "0"], "--ranks must be at least 1"),
+    ],
+)
+def test_serve_refuses_before_it_starts(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "some-model", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def make_config(model: Path) -> Callable[..., Any]:
+    prepare_cpu_process()
+    from vllm_omni.diffusion.data import OmniDiffusionConfig
+
+    def make(parallel: dict[str, Any] | None = None, **fields: Any) -> Any:
+        config = OmniDiffusionConfig(model=str(model), enforce_eager=True, **fields)
+        for name, value in (parallel or {}).items():
+            setattr(config.parallel_config, name, value)
+        return config
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"parallel": {"tensor_parallel_size": 2}}, "tensor_parallel_size: its weights would be sharded"),
+        ({"parallel": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size: its weights would be sharded"),
+        ({"parallel": {"use_hsdp": True}}, "use_hsdp: its weights would be sharded"),
+        ({"parallel": {"ulysses_degree": 2}}, "ulysses_degree: gfdit chooses it for every task"),
+        ({"parallel": {"cfg_parallel_size": 2}}, "cfg_parallel_size: gfdit chooses it for every task"),
+        ({"enable_cpu_offload": True}, "enable_cpu_offload"),
+        ({"enable_layerwise_offload": True}, "enable_layerwise_offload"),
+        ({"cache_backend": "tea_cache"}, "cache_backend: it keeps the state of one request"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_settings_that_cannot_be_elastic(make_config: Callable[..., Any], fields: Any, name: str) -> None:
+    from gfdit.omni.compatibility import check_config
+
+    check_config(make_config())
+    with pytest.raises(ValueError, match=name):
+        check_config(make_config(**fields))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rank": 2}, "no setting 'rank', known: policy,"),
+        ({"ranks": "two"}, "ranks"),
+        ({"ranks": 0}, "'ranks' must be at least 1"),
+        ({"policy": "nope"}, "known: "),
+    ],
+)
+def test_bad_settings_are_named(given: dict[str, Any], message: str) -> None:
+    from gfdit.omni.settings import Settings
+
+    with pytest.raises(ValueError, match=message):
+        Settings.parse({"gfdit": given})
+
+
+def test_a_missing_symbol_of_vllm_omni_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_cpu_process()
+    from vllm_omni.diffusion.distributed import parallel_state
+
+    from gfdit.omni.compatibility import check_symbols
+
+    check_symbols()
+    monkeypatch.delattr(parallel_state, "_CFG")
+    with pytest.raises(ImportError, match=r"parallel_state\._CFG"):
+        check_symbols()
+
+
+@pytest.mark.timeout(120)
+def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) -> None:
+    argv = ["gfdit", "serve", str(model), "--ranks", "1000", "--", "--enforce-eager", "--dtype", "float32"]
+    with pytest.raises(ServerError, match=r"1000 (ranks|device)"):
+        start_server(argv, free_port(), tmp_path / "log")
