@@ -50,6 +50,29 @@ def find_degree_change(spans: Sequence[Span], wanted: Sequence[int]) -> str | No
     return None
 
 
+def match_requests(spans: Iterable[Span], finished: Sequence[tuple[str, int]]) -> dict[str, str]:
+    """The server's request ids with the client's, which a server does not learn.
+
+    ``finished`` has the client's ids and numbers of denoising steps in the order the answers came. Requests
+    with as many steps are paired in the order they ended; one that the client does not know is left out.
+    """
+    last_end_s: dict[str, float] = {}
+    steps: dict[str, set[int]] = {}
+    for span in _tasks(spans):
+        last_end_s[span.request] = max(span.end_s, last_end_s.get(span.request, span.end_s))
+        done = steps.setdefault(span.request, set())
+        if span.kind == "denoise":
+            done.add(span.step)
+    waiting: dict[int, list[str]] = {}
+    for name, num_steps in finished:
+        waiting.setdefault(num_steps, []).append(name)
+    matched = {}
+    for request in sorted(last_end_s, key=lambda request: last_end_s[request]):
+        if names := waiting.get(len(steps[request])):
+            matched[request] = names.pop(0)
+    return matched
+
+
 def rank_busy_ratio(spans: Iterable[Span], num_ranks: int) -> float:
     """Share of the ranks' time, from the first task's start to the last one's end, that ran tasks."""
     tasks = _tasks(spans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,24 +129,41 @@ def _draw_spans(axes: Axes, spans: Sequence[Span], colours: Mapping[str, str], *
                 hatch=_HATCHES.get(kind),
                 zorder=3 if kind == MIGRATE else 2,
             )
-    for rank, start_s, stop_s, text, colour in _labels(spans, colours):
-        room_in = (stop_s - start_s) * inches_per_s
-        if room_in >= len(text) * _CHAR_WIDTH_IN:
-            middle = (start_s + stop_s) / 2
-            axes.text(middle, rank, text, ha="center", va="center", fontsize=8, color=colour, zorder=4)
+    for label in _labels(spans, colours):
+        needed_s = len(label.text) * _CHAR_WIDTH_IN / inches_per_s
+        if label.end_s - label.start_s >= needed_s:
+            # On the longest step if the text fits there: the middle of a run may be a gap.
+            longest_s = label.longest.duration_s
+            middle = label.longest if longest_s >= needed_s else label
+            x = (middle.start_s + middle.end_s) / 2
+            axes.text(
+                x, label.longest.rank, label.text, ha="center", va="center", fontsize=8, color=label.ink, zorder=4
+            )
 
 
-def _labels(spans: Sequence[Span], colours: Mapping[str, str]) -> list[tuple[int, float, float, str, str]]:
-    """One label for each run of steps of one request at one degree: rank, start, end, text, colour.
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """The text of a run of steps, which lasts from ``start_s`` to ``end_s`` with gaps between the steps."""
 
-    Only denoising and kinds without a hatch are labelled: a hatch says enough, and text on it is illegible.
+    text: str
+    ink: str
+    start_s: float
+    end_s: float
+    longest: Span
+
+
+def _labels(spans: Sequence[Span], colours: Mapping[str, str]) -> list[_Label]:
+    """One label for each run of steps of one request on the same ranks at one degree.
+
+    Only kinds without a hatch are labelled: a hatch says enough, and text on it is illegible.
     """
     ordered = sorted((span for span in spans if span.kind not in _HATCHES and span.kind != MIGRATE), key=_place)
     labels = []
-    for (rank, request, _, sp, cfg), group in groupby(ordered, key=_run):
+    for (_, request, _, sp, cfg), group in groupby(ordered, key=_run):
         run = list(group)
         text = f"SP{sp}" if cfg == 1 else f"SP{sp}·CFG{cfg}"
-        labels.append((rank, run[0].start_s, run[-1].end_s, text, _ink(colours[request])))
+        longest = max(run, key=lambda span: span.duration_s)
+        labels.append(_Label(text, _ink(colours[request]), run[0].start_s, run[-1].end_s, longest))
     return labels
 
 

@@ -1,0 +1,20 @@
+"""`gfdit bench TARGET`: one module per target, with `configure(parser)` and `run(args) -> exit status`."""
+
+import argparse
+import importlib
+
+TARGETS = {
+    "serve": ("gfdit.cli.bench_serve", "replay a trace against a running server"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    targets = parser.add_subparsers(dest="target", metavar="TARGET", required=True)
+    for name, (module, summary) in TARGETS.items():
+        target = targets.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        importlib.import_module(module).configure(target)
+
+
+def run(args: argparse.Namespace) -> int:
+    module, _ = TARGETS[args.target]
+    return int(importlib.import_module(module).run(args))

@@ -1,0 +1,169 @@
+"""The replay client against a small server: when it sends, what it sends, and what it makes of the answers."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gfdit.cli.main import main
+from gfdit.cli.replay import Outcome, ReplayOptions, prompt_of, replay, request_body, seed_of
+from gfdit.cli.replay_report import summarize
+from gfdit.sim.trace import TraceRequest, write_trace
+from tests.support.fake_image_server import FakeServer, fake_server, image_answer
+
+__all__ = ["fake_server"]
+
+
+def trace_request(name: str, arrival_s: float = 0.0, **changes: Any) -> TraceRequest:
+    return replace(TraceRequest(name, arrival_s, "m", 128, 192, 1, 4, slo_class="S"), **changes)
+
+
+def test_requests_are_sent_when_they_are_due_and_do_not_wait_for_each_other(fake_server: FakeServer) -> None:
+    def slow(body: dict[str, Any]) -> tuple[int, str]:
+        time.sleep(0.5)
+        return image_answer(b"x")
+
+    fake_server.answer = slow
+    trace = [trace_request(f"r{i}", arrival_s) for i, arrival_s in enumerate((0.3, 0.4, 0.6))]
+    done: list[str] = []
+    started_s = time.monotonic()
+    outcomes = replay(trace, ReplayOptions(fake_server.base_url), lambda outcome: done.append(outcome.id))
+    assert time.monotonic() - started_s < 1.7, "one after the other takes 1.8 s"
+    assert done == ["r0", "r1", "r2"]
+    assert [outcome.id for outcome in outcomes] == done
+    for outcome, request in zip(outcomes, trace, strict=True):
+        assert request.arrival_s <= outcome.sent_s < request.arrival_s + 0.25
+        assert outcome.latency_s == pytest.approx(outcome.finish_s - request.arrival_s)
+        assert 0.5 <= outcome.latency_s < 1.0
+    gaps_s = np.diff([at_s for at_s, _ in fake_server.seen])
+    assert gaps_s == pytest.approx([0.1, 0.2], abs=0.09)
+
+
+def test_the_same_trace_asks_every_server_for_the_same_images(fake_server: FakeServer) -> None:
+    trace = [trace_request("a"), trace_request("b", 0.05)]
+    first = replay(trace, ReplayOptions(fake_server.base_url))
+    second = replay(trace, ReplayOptions(fake_server.base_url))
+    bodies = [body for _, body in fake_server.seen]
+    assert bodies[:2] == bodies[2:]
+    assert bodies[0]["size"] == "192x128", "the endpoint wants width first"
+    assert bodies[0]["seed"] == seed_of("a") != seed_of("b")
+    assert [outcome.image for outcome in first] == [outcome.image for outcome in second]
+    assert first[0].image == b"png of " + prompt_of("a").encode()
+
+
+def test_only_gfdit_is_told_the_deadline() -> None:
+    request = trace_request("a", deadline_s=2.5, priority=3)
+    assert "extra_params" not in request_body(request, send_slo=False)
+    sent = request_body(request, send_slo=True)["extra_params"]
+    assert sent == {"gfdit": {"deadline_ms": 2500.0, "slo_class": "S", "priority": 3}}
+    assert "deadline_ms" not in request_body(trace_request("a"), send_slo=True)["extra_params"]["gfdit"]
+
+
+def test_guidance_and_video() -> None:
+    guided = request_body(trace_request("a", cfg=True), send_slo=False)
+    assert guided["negative_prompt"] and guided["true_cfg_scale"] > 1
+    with pytest.raises(ValueError, match="a: only images"):
+        request_body(trace_request("a", num_frames=5), send_slo=False)
+
+
+def test_every_failure_is_an_outcome(fake_server: FakeServer) -> None:
+    answers = {
+        "ok": image_answer(b"x"),
+        "busy": (429, "later"),
+        "broken": (500, "no rank left"),
+        "cut": (0, ""),
+        "nonsense": (200, "{}"),
+    }
+    by_seed = {seed_of(name): answer for name, answer in answers.items()}
+    fake_server.answer = lambda body: by_seed[body["seed"]]
+    outcomes = {
+        outcome.id: outcome
+        for outcome in replay([trace_request(name) for name in answers], ReplayOptions(fake_server.base_url))
+    }
+    assert {name for name, outcome in outcomes.items() if outcome.completed} == {"ok"}
+    assert {name: outcome.status for name, outcome in outcomes.items()} == {
+        "ok": 200,
+        "busy": 429,
+        "broken": 500,
+        "cut": 0,
+        "nonsense": 200,
+    }
+    assert outcomes["broken"].error == "no rank left"
+    assert "not an image" in outcomes["nonsense"].error
+    result = summarize(list(outcomes.values()), label="x")
+    assert (result["num_requests"], result["num_completed"], result["num_rejected"]) == (5, 1, 1)
+    assert result["slo_attainment"] == 1 / 5
+
+
+def test_a_server_that_is_silent_or_absent_is_an_outcome(fake_server: FakeServer) -> None:
+    def stuck(body: dict[str, Any]) -> tuple[int, str]:
+        time.sleep(0.6)
+        return 200, ""
+
+    fake_server.answer = stuck
+    (late,) = replay([trace_request("a")], ReplayOptions(fake_server.base_url, request_timeout_s=0.2))
+    assert (late.status, late.error) == (0, "no answer in time")
+    (absent,) = replay([trace_request("a")], ReplayOptions("http://127.0.0.1:9"))
+    assert absent.status == 0 and "Connect" in absent.error
+
+
+def outcome(name: str, arrival_s: float, finish_s: float, deadline_s: float | None, status: int = 200) -> Outcome:
+    error = "" if status == 200 else "no"
+    return Outcome(name, name[0], arrival_s, deadline_s, arrival_s, finish_s, status, error)
+
+
+def test_summary_against_arithmetic_by_hand() -> None:
+    outcomes = [
+        outcome("S1", 1.0, 2.0, 1.5),  # 1 s, in time
+        outcome("S2", 2.0, 5.0, 2.5),  # 3 s, in time with a grace of 0.5 s
+        outcome("L1", 3.0, 5.0, None),  # 2 s, no deadline
+        outcome("L2", 4.0, 10.0, 4.0),  # 6 s, late
+        outcome("L3", 4.0, 11.0, 20.0, status=500),  # failed: a miss, but it ends the window
+    ]
+    result = summarize(outcomes, label="stock", grace_s=0.5)
+    assert result["policy"] == "stock"
+    assert result["slo_attainment"] == 2 / 5
+    assert result["slo_attainment_grace"] == 3 / 5
+    assert result["mean_latency_s"] == (1 + 3 + 2 + 6) / 4
+    assert result["p50_latency_s"] == 2.5
+    # Linear interpolation between the third and the fourth of (1, 2, 3, 6): position 3 * 0.95 = 2.85.
+    assert result["p95_latency_s"] == pytest.approx(3 + 0.85 * 3)
+    assert result["throughput_rps"] == 4 / (11 - 1)
+    assert result["per_class"]["S"]["mean_latency_s"] == 2
+    assert result["per_class"]["L"]["num_completed"] == 2
+    assert [entry["met_deadline"] for entry in result["requests"]] == [True, False, True, False, False]
+    assert result["requests"][4]["finish_s"] is None
+    json.dumps(result)
+
+
+def test_summary_of_a_server_that_answered_nothing() -> None:
+    result = summarize([outcome("S1", 0.0, 1.0, None, status=500)], label="x")
+    assert (result["mean_latency_s"], result["slo_attainment"], result["throughput_rps"]) == (None, 0, 0)
+    with pytest.raises(ValueError, match="no requests"):
+        summarize([], label="x")
+
+
+def test_command(fake_server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace(tmp_path / "t.jsonl", [trace_request("../a"), trace_request("b")])
+    files = ["--trace", str(tmp_path / "t.jsonl"), "--json", str(tmp_path / "r.json")]
+    argv = ["bench", "serve", "--base-url", fake_server.base_url, *files, "--images", str(tmp_path / "images")]
+    assert main(argv) == 0
+    assert "2/2 completed" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text())["num_completed"] == 2
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [".._a.png", "b.png"]
+    fake_server.answer = lambda body: (503, "gone")
+    assert main(argv) == 1
+    assert "b: status 503: gone" in capsys.readouterr().out
+
+
+def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--base-url", "http://x"]) == 2
+    assert "--trace" in capsys.readouterr().err
+    assert main(["bench"]) == 2
+    assert main(["bench", "nothing"]) == 2
+    assert main(["bench", "serve", "--base-url", "http://x", "--trace", "absent.jsonl"]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
