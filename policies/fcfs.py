@@ -35,19 +35,16 @@ class Fcfs:
         for task in view.ready:
             if task.request_id not in self._group_of:
                 self._assign(task, view, groups)
-        serving: dict[int, str] = {}
-        for request_id, group in self._group_of.items():  # in order of arrival
-            serving.setdefault(group, request_id)
         free, dispatches = set(view.free_ranks), []
-        for task in view.ready:
-            group_id = self._group_of.get(task.request_id)
-            if group_id is None or serving[group_id] != task.request_id:
-                continue
-            spec = widest(view.cost.candidates(task), len(groups[group_id]))
-            ranks = tuple(groups[group_id][: spec.size]) if spec else ()
-            if spec and free.issuperset(ranks):
-                free.difference_update(ranks)
-                dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
+        for (
+            task
+        ) in view.ready:  # oldest first; all tasks of a group need its first rank, so its requests take turns
+            group = groups.get(self._group_of.get(task.request_id, -1), [])
+            if spec := widest(view.cost.candidates(task), len(group)):
+                ranks = tuple(group[: spec.size])
+                if free.issuperset(ranks):
+                    free.difference_update(ranks)
+                    dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
         return Decision(tuple(dispatches))
 
     def _assign(self, task: TaskView, view: SchedulerView, groups: dict[int, list[int]]) -> None:

@@ -104,7 +104,6 @@ class ClusterState:
             source = (inside or idle or sorted(art.holders))[0]
             moves.append((name, source, newcomers))
             art.holders.update(newcomers)
-            self.requests[task.request_id].touched.update(newcomers)
         return moves
 
     # Dispatches

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, Policy, SchedulerView, TaskView
 from gfdit.core import commands as cmd
+from gfdit.core import events as ev
 from gfdit.core.layouts import widest
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -109,3 +110,20 @@ def test_the_order_check_sees_two_ranks_that_disagree() -> None:
     logs[1][first], logs[1][second] = logs[1][second], logs[1][first]
     with pytest.raises(AssertionError, match="disagree"):
         assert_pairwise_order(logs)
+
+
+def test_a_rank_that_comes_back_during_a_reset_has_nothing_to_reset() -> None:
+    cluster = Cluster(Scripted("sp4@0,1,2,3"), 4, seed=0, faults=Faults(task=1.0))
+    control = cluster.control
+    control.handle(ev.RequestArrived(*make_request("a", prepare=False)), 0.0)
+    control.handle(ev.TaskFinished(1, 0, 0.1), 0.1)
+    failures = [control.handle(ev.TaskFailed(4, rank, "x"), 1.0) for rank in range(4)]
+    (reset,) = (command for command in failures[-1] if isinstance(command, cmd.ResetEdges))
+    assert reset.ranks == (0, 1, 2, 3)
+    control.handle(ev.RankLost(2, "test"), 2.0)
+    control.handle(ev.RankJoined(2), 3.0)
+    control.check_integrity()
+    control.handle(ev.RequestArrived(*make_request("b")), 4.0)
+    for rank in (0, 1, 3):
+        control.handle(ev.EdgesReset(reset.reset_id, rank), 5.0)
+        control.check_integrity()

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfdit.core import TaskKind
+from gfdit.core import (
+    ExecutionLayout,
+    ParallelSpec,
+    RankView,
+    RequestView,
+    SchedulerView,
+    Shape,
+    TaskKind,
+    TaskView,
+)
+from gfdit.core.cost_table import NominalCostModel
 from gfdit.policies.equipartition import Equipartition
 from tests.policies.test_fcfs import ARRIVALS, requests_of
 from tests.support.timed_cluster import OTHER_S, STEP_S, simulate
@@ -86,3 +97,54 @@ def test_no_task_waits_beside_a_free_rank(arrivals: list[tuple[float, int, int]]
         assert run.finish_s[f"r{index}"] <= arrival_s + 2 * work_s
         alone_s = steps * (size / 512) ** 2 * STEP_S / widest + 3 * OTHER_S
         assert run.finish_s[f"r{index}"] >= arrival_s + alone_s - 1e-9
+
+
+def dispatched(*tasks: tuple[TaskView, RequestView], num_ranks: int = 4) -> dict[str, str]:
+    """The layout chosen for each ready task, by request."""
+    view = SchedulerView(
+        now_s=0.0,
+        ready=tuple(task for task, _ in tasks),
+        requests={request.id: request for _, request in tasks},
+        ranks=tuple(RankView(rank, None, None, frozenset({"m"}), 0) for rank in range(num_ranks)),
+        free_ranks=tuple(range(num_ranks)),
+        cost=NominalCostModel(),
+    )
+    decision = Equipartition().schedule(view)
+    return {d.tasks[0].partition("/")[0]: str(d.layout) for d in decision.dispatches}
+
+
+def denoising(
+    name: str, last: tuple[int, ...], latents: tuple[int, ...], conditioning: tuple[int, ...]
+) -> tuple[TaskView, RequestView]:
+    """A request before a denoising step, the layout it last ran on and the ranks that hold its inputs."""
+    shape, artifacts = Shape(512, 512), (("latents", latents), ("conditioning", conditioning))
+    task = TaskView(f"{name}/denoise/1", name, "m", TaskKind.DENOISE, 1, shape, False, SP_1_2_4, artifacts)
+    layout = ExecutionLayout(last, ParallelSpec(len(last)))
+    left = {TaskKind.DENOISE: 3, TaskKind.DECODE: 1}
+    request = RequestView(
+        name, "m", shape, False, 1, 4, 0.0, None, 0, "default", SP_1_2_4, left, layout, running=False
+    )
+    return task, request
+
+
+def test_it_keeps_the_order_of_the_ranks_it_stays_on() -> None:
+    a, b = denoising("a", (3, 2), (2, 3), (2, 3)), denoising("b", (1, 0), (0, 1), (0, 1))
+    assert dispatched(a, b) == {"a": "sp2@3,2", "b": "sp2@1,0"}
+
+
+def test_it_grows_to_a_rank_that_already_holds_part_of_the_inputs() -> None:
+    a, b = denoising("a", (0,), (0,), (0, 3)), denoising("b", (2,), (2,), (2,))
+    assert dispatched(a, b) == {"a": "sp2@0,3", "b": "sp2@2,1"}
+
+
+def test_it_does_not_grow_to_a_rank_that_another_waiting_request_would_stay_on() -> None:
+    a, b = denoising("a", (0,), (0,), (0,)), denoising("b", (1,), (1,), (1,))
+    assert dispatched(a, b) == {"a": "sp2@0,2", "b": "sp2@1,3"}
+
+
+def test_a_request_that_is_not_denoising_is_entitled_to_one_rank() -> None:
+    """Of three requests on four ranks the oldest would get two, but it decodes."""
+    a, b, c = (denoising(name, (rank,), (rank,), (rank,)) for rank, name in enumerate("abc"))
+    decode = replace(a[0], id="a/decode", kind=TaskKind.DECODE, candidates=(ParallelSpec(),))
+    decoding = replace(a[1], tasks_left={TaskKind.DENOISE: 0, TaskKind.DECODE: 1})
+    assert dispatched((decode, decoding), b, c) == {"a": "sp1@0", "b": "sp2@1,3", "c": "sp1@2"}

@@ -19,6 +19,7 @@ from gfdit.core import events as ev
 from gfdit.core.cost import CostModel
 from gfdit.core.cost_table import NominalCostModel
 
+ECHO = "a peer failed"
 TERMINAL = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
 
 
@@ -30,7 +31,7 @@ class Worker:
     copies: deque[cmd.Migrate | cmd.FreeArtifacts] = field(default_factory=deque)
     store: set[str] = field(default_factory=set)
     finished_copies: dict[int, bool] = field(default_factory=dict)  # migration id -> arrived whole
-    running: int | None = None  # dispatch
+    out_of_step: set[int] = field(default_factory=set)  # peers, since a shared task failed
     log: list[cmd.Command] = field(default_factory=list)
 
 
@@ -68,6 +69,7 @@ class Cluster:
         self.reports: list[str] = []  # faults
         self.ran: list[cmd.RunTask] = []
         self.wake_at_s: float | None = None
+        self.harmed: set[str] = set()  # requests that something went wrong for
         self._to_arrive: list[tuple[Request, TaskGraph]] = []
         self._reports_due: list[ev.Event] = []  # of workers, not handed in yet
         self._handed_in: list[ev.Event] = []
@@ -143,6 +145,9 @@ class Cluster:
         elif isinstance(command, cmd.WakeAt):
             self.wake_at_s = command.at_s
         elif isinstance(command, TERMINAL):
+            if isinstance(command, cmd.FailRequest) and not command.error.startswith("policy "):
+                assert command.request_id in self.harmed, f"{command} for no reason"
+                assert command.error != ECHO, f"{command.request_id} failed with an echo for an error"
             self.endings.setdefault(command.request_id, []).append(command)
 
     def _worker(self, rank: int) -> Worker:
@@ -217,17 +222,19 @@ class Cluster:
 
     def _reset(self, rank: int, command: cmd.ResetEdges) -> None:
         self.workers[rank].tasks.popleft()
+        self.workers[rank].out_of_step.difference_update(command.ranks)
         self._reports_due.append(ev.EdgesReset(command.reset_id, rank))
 
     def _run_task(self, command: cmd.RunTask) -> None:
         members = [rank for rank in command.layout.ranks if command in self.workers[rank].tasks]
-        broken = [move for rank in members for move in command.migrations if self._lacks(rank, move)]
-        fails = len(members) < len(command.layout.ranks) or bool(broken)
+        culprits = {rank for rank in members for move in command.migrations if self._lacks(rank, move)}
+        fails = len(members) < len(command.layout.ranks) or bool(culprits)
         if not fails:
             self._check_inputs(command)
-        culprit = None
         if not fails and self.random.random() < self.faults.task:
-            fails, culprit = True, self.random.choice(members)
+            fails, culprits = True, {self.random.choice(members)}
+        if fails:
+            self.harmed.update(task.request_id for task in command.tasks)
         for rank in members:
             worker = self.workers[rank]
             worker.tasks.popleft()
@@ -235,8 +242,9 @@ class Cluster:
                 worker.store.update(name for task in command.tasks for name in task.outputs)
                 worker.store.difference_update(command.consumes)
             if fails:
-                error = f"rank {rank} failed" if rank == culprit else "a peer failed"
-                report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank != culprit)
+                worker.out_of_step.update(set(members) - {rank})
+                error = f"rank {rank} failed" if rank in culprits else ECHO
+                report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
             else:
                 report = ev.TaskFinished(command.dispatch_id, rank, self.random.random() + 0.01)
             self._reports_due.append(report)
@@ -247,6 +255,7 @@ class Cluster:
     def _check_inputs(self, command: cmd.RunTask) -> None:
         for rank in command.layout.ranks:
             missing = {name for task in command.tasks for name in task.inputs} - self.workers[rank].store
+            assert not self.workers[rank].out_of_step & set(command.layout.ranks), f"rank {rank} was not reset"
             assert not missing, f"rank {rank} runs {command.tasks[0].id} without {sorted(missing)}"
 
     # Ranks that go and come
@@ -256,7 +265,15 @@ class Cluster:
             self._join(rank)
         elif len(self.lost) + 1 < len(self.workers):
             self.lost.add(rank)
-            self.workers[rank] = Worker(log=self.workers[rank].log)
+            gone = self.workers[rank]
+            copied = [copy.artifact for copy in gone.copies if isinstance(copy, cmd.Migrate)]
+            self.harmed.update(name.partition("/")[0] for name in (*gone.store, *copied))
+            for dispatch in self.control.state.dispatches.values():
+                if rank in dispatch.waiting_for:  # run perhaps, but its report counts no more
+                    self.harmed.update(task.request_id for task in dispatch.tasks)
+            self.workers[rank] = Worker(log=gone.log)
+            for worker in self.workers.values():
+                worker.out_of_step.discard(rank)
             self._send(ev.RankLost(rank, "test"))
 
     def _join(self, rank: int) -> None:
