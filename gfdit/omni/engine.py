@@ -291,6 +291,9 @@ def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     num_devices = current_omni_platform.get_device_count()
     if num_ranks > num_devices:
         raise ValueError(f"gfdit was asked for {num_ranks} ranks but this machine has {num_devices} devices")
+    device_type = current_omni_platform.device_type
+    if num_ranks > 1 and device_type != "cpu":
+        raise ValueError(f"gfdit has no symmetric heap for {device_type!r} devices yet: use one rank, or the CPU")
     od_config.parallel_config.data_parallel_size = num_ranks
     od_config.num_gpus = num_ranks
     return num_ranks

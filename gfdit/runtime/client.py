@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.sockets import open_socket, received
+from gfdit.runtime.sockets import open_socket, push, received
 
 
 class RuntimeDownError(RuntimeError):
@@ -62,7 +61,7 @@ class ControlClient:
         raise RuntimeDownError("the control process did not become ready in time")
 
     def send(self, message: msg.EngineMessage) -> None:
-        self._control.send(msg.encode(message))
+        push(self._control, message)
 
     def wake(self) -> None:
         """Make a blocked :meth:`receive` return."""
@@ -89,15 +88,13 @@ class ControlClient:
         """Stop control process and workers; idempotent."""
         if self._process_fd < 0:
             return
-        with contextlib.suppress(zmq.Again):  # a control process that has ended takes no message
-            self._control.send(msg.encode(msg.Stop()), zmq.NOBLOCK)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         self._context.destroy(linger=0)
         os.close(self._process_fd)
         os.close(self._wake_fd)

@@ -1,7 +1,7 @@
 """The control process: drives the control plane from sockets, one thread, no polling.
 
 Started by the engine as ``python -m gfdit.runtime.control_process`` with its :class:`RuntimeConfig` on standard
-input. End of file there means the engine is gone, and everything stops.
+input. End of file there means that the engine has closed or is gone, and everything stops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from gfdit.core import ControlPlane, RankRecord
+from gfdit.core import ControlPlane, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost import CostModel
@@ -27,7 +27,7 @@ from gfdit.observe.timeline import TimelineWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.sockets import open_socket, received
+from gfdit.runtime.sockets import open_socket, push, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
 
 logger = logging.getLogger("gfdit.control")
@@ -58,6 +58,7 @@ class ControlProcess:
         self._calls = PendingCalls()
         self._wake_at_s: float | None = None
         self._stopping = False
+        self._failed = False
         self._emitters: dict[type, Callable[[Any], None]] = {
             cmd.RunTask: self._emit_run,
             cmd.Migrate: self._emit_migrate,
@@ -89,9 +90,11 @@ class ControlProcess:
             self._serve()
         except WorkerDiedError as error:
             logger.error("%s", error)
+            self._failed = True
             self._tell(msg.Fatal(str(error)))
         except Exception as error:
             logger.exception("the control process fails")
+            self._failed = True
             self._tell(msg.Fatal(f"control process: {type(error).__name__}: {error}"))
         finally:
             self._shut_down()
@@ -124,8 +127,9 @@ class ControlProcess:
     def _shut_down(self) -> None:
         for sockets in (self._compute, self._migration):
             for socket in sockets:
-                socket.send(msg.encode(msg.Stop()))
-        self._supervisor.stop()
+                push(socket, msg.Stop())
+        # After a failure its peers may sit in a collective until their time-out.
+        self._supervisor.stop(grace_s=1.0 if self._failed else 10.0)
         if self.timeline is not None:
             self.timeline.close()
         self._context.destroy(linger=500)
@@ -143,7 +147,6 @@ class ControlProcess:
         # Rounded up: waking a moment early would only mean another round.
         ready = dict(poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
         if sys.stdin.fileno() in ready:
-            logger.warning("the engine is gone, stopping")
             self._stopping = True
         elif any(sentinel in ready for sentinel in self._supervisor.sentinels):
             self._supervisor.raise_for_dead()
@@ -157,16 +160,20 @@ class ControlProcess:
         for message in received(self._engine, self._decode_engine):
             match message:
                 case msg.Submit(request, graph, payload):
-                    self._payloads[request.id] = payload
-                    self._feed(ev.RequestArrived(request, graph))
+                    self._submit(request, graph, payload)
                 case msg.Cancel(request_id):
                     self._feed(ev.RequestCancelled(request_id))
                 case msg.CallWorkers(call_id, ranks, method, payload):
                     self._calls.add(call_id, ranks)
                     for rank in ranks:
-                        self._compute[rank].send(msg.encode(msg.Call(call_id, method, payload)))
-                case msg.Stop():
-                    self._stopping = True
+                        push(self._compute[rank], msg.Call(call_id, method, payload))
+
+    def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
+        self._payloads[request.id] = payload
+        try:
+            self._feed(ev.RequestArrived(request, graph))
+        except ValueError as error:
+            self._tell(msg.Ended(request.id, "failed", str(error)))
 
     def _on_worker(self, message: msg.WorkerMessage) -> None:
         match message:
@@ -236,23 +243,23 @@ class ControlProcess:
         payloads = {request_id: self._payloads[request_id] for request_id in roots}
         data = msg.encode(msg.Run(command, payloads))
         for rank in command.layout.ranks:
-            self._compute[rank].send(data)
+            push(self._compute[rank], data)
 
     def _emit_migrate(self, command: cmd.Migrate) -> None:
         self._moving[command.migration_id] = command
         data = msg.encode(msg.Move(command))
         for rank in command.ranks:
-            self._migration[rank].send(data)
+            push(self._migration[rank], data)
 
     def _emit_free(self, command: cmd.FreeArtifacts) -> None:
         data = msg.encode(msg.Free(command.artifacts))
         for rank in command.ranks:
-            self._migration[rank].send(data)
+            push(self._migration[rank], data)
 
     def _emit_reset(self, command: cmd.ResetEdges) -> None:
         data = msg.encode(msg.Reset(command))
         for rank in command.ranks:
-            self._compute[rank].send(data)
+            push(self._compute[rank], data)
 
     def _end(self, message: msg.Ended) -> None:
         self._payloads.pop(message.request_id, None)
@@ -262,7 +269,7 @@ class ControlProcess:
         self._wake_at_s = command.at_s
 
     def _tell(self, message: msg.ControlMessage) -> None:
-        self._engine.send(msg.encode(message))
+        push(self._engine, message)
 
 
 def _cost_model(config: RuntimeConfig) -> CostModel:

@@ -20,7 +20,7 @@ from gfdit.migration.transfer import MigrationError, receive_artifact, send_arti
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.executor import TaskError, TaskExecutor
-from gfdit.runtime.sockets import open_socket, wait_for_command
+from gfdit.runtime.sockets import open_socket, push, wait_for_command
 
 logger = logging.getLogger("gfdit.worker")
 
@@ -73,7 +73,7 @@ class MigrationLane(threading.Thread):
                         return
         except Exception as error:
             logger.exception("rank %d: the migration lane is broken", self.rank)
-            self._events.send(msg.encode(msg.WorkerFailed(self.rank, f"migration lane: {error}")))
+            push(self._events, msg.WorkerFailed(self.rank, f"migration lane: {error}"))
 
     def _move(self, command: Migrate) -> None:
         started_s = time.monotonic()
@@ -87,7 +87,7 @@ class MigrationLane(threading.Thread):
         with self._changed:
             self._finished[command.migration_id] = error
             self._changed.notify_all()
-        self._events.send(msg.encode(done))
+        push(self._events, done)
 
     def _send(self, command: Migrate) -> int:
         try:
@@ -131,12 +131,12 @@ class ComputeLane:
         while (data := wait_for_command(self._commands)) is not None:
             match self._decode.decode(data):
                 case msg.Run() as run:
-                    self._events.send(msg.encode(self._run(run)))
+                    push(self._events, self._run(run))
                 case msg.Reset(command):
                     self._comm.reset(command.ranks, generation=command.reset_id)
-                    self._events.send(msg.encode(msg.ResetDone(command.reset_id, self.rank)))
+                    push(self._events, msg.ResetDone(command.reset_id, self.rank))
                 case msg.Call() as call:
-                    self._events.send(msg.encode(self._call(call)))
+                    push(self._events, self._call(call))
                 case msg.Stop():
                     return
 
@@ -149,7 +149,7 @@ class ComputeLane:
             results = self._executor.execute(command.tasks, command.layout, run.payloads)
             finished_s = time.monotonic()
             for request_id, value in results.items():
-                self._results.send(msg.encode(msg.Result(request_id, value)))
+                push(self._results, msg.Result(request_id, value))
             self._executor.free(command.consumes)
         except Exception as error:
             return self._failure(run, error)

@@ -43,11 +43,7 @@ class CallWorkers(Message, frozen=True):
     payload: bytes
 
 
-class Stop(Message, frozen=True):
-    """Finish nothing, end now. Also sent to workers."""
-
-
-EngineMessage = Submit | Cancel | CallWorkers | Stop
+EngineMessage = Submit | Cancel | CallWorkers
 
 
 # Control process to engine
@@ -114,6 +110,10 @@ class Move(Message, frozen=True):
 
 class Free(Message, frozen=True):
     artifacts: tuple[str, ...]
+
+
+class Stop(Message, frozen=True):
+    """End once the commands before this one are done."""
 
 
 ComputeMessage = Run | Reset | Call | Stop

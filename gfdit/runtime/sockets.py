@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from typing import Any
 
 import msgspec
 import zmq
+
+from gfdit.runtime import messages as msg
 
 
 def open_socket(context: zmq.Context, kind: int, address: str, *, bind: bool = False) -> zmq.Socket:
@@ -18,6 +21,15 @@ def open_socket(context: zmq.Context, kind: int, address: str, *, bind: bool = F
     else:
         socket.connect(address)
     return socket
+
+
+def push(socket: zmq.Socket, message: msg.Message | bytes) -> None:
+    """Send without ever waiting. With no high-water mark only a peer that has died takes nothing.
+
+    Its end is noticed by whoever watches the process, not here.
+    """
+    with contextlib.suppress(zmq.Again):
+        socket.send(message if isinstance(message, bytes) else msg.encode(message), zmq.NOBLOCK)
 
 
 def received(socket: zmq.Socket, decoder: msgspec.msgpack.Decoder) -> list[Any]:

@@ -48,7 +48,7 @@ class Supervisor:
         if dead:
             raise WorkerDiedError("; ".join(f"worker {rank} ended with exit code {code}" for rank, code in dead))
 
-    def stop(self, grace_s: float = 10.0) -> None:
+    def stop(self, grace_s: float) -> None:
         """Let workers end by themselves for ``grace_s`` seconds (they have been told to), then kill them."""
         deadline_s = time.monotonic() + grace_s
         for process in self._processes:

@@ -15,7 +15,7 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.sockets import open_socket
+from gfdit.runtime.sockets import open_socket, push
 
 logger = logging.getLogger("gfdit.worker")
 
@@ -32,7 +32,7 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
         _serve(rank, config, context, events)
     except Exception as error:
         logger.exception("worker %d stops", rank)
-        events.send(msg.encode(msg.WorkerFailed(rank, f"{type(error).__name__}: {error}")))
+        push(events, msg.WorkerFailed(rank, f"{type(error).__name__}: {error}"))
     finally:
         context.destroy(linger=1000)
 
@@ -50,7 +50,7 @@ def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.S
         migration = MigrationLane(rank, config, context, executor, comm.lane("migration"))
         compute = ComputeLane(rank, config, context, events, executor, comm, migration)
         migration.start()
-        events.send(msg.encode(msg.WorkerReady(rank)))
+        push(events, msg.WorkerReady(rank))
         compute.run()
         migration.join(timeout=5.0)
 

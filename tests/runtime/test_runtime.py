@@ -1,0 +1,194 @@
+"""Control process, workers and messages for real, with an executor that needs no model."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gfdit.comm import SharedMemoryHeap
+from gfdit.core import ParallelSpec, Request, Shape, trajectory
+from gfdit.runtime import messages as msg
+from gfdit.runtime.client import ControlClient, RuntimeDownError
+from gfdit.runtime.config import RuntimeConfig
+
+POLICY = Path(__file__).parents[1] / "support" / "layout_script.py"
+SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
+
+
+class Runtime:
+    """A control process with three workers."""
+
+    def __init__(self, payload: bytes = b"") -> None:
+        run_dir = Path(tempfile.mkdtemp(prefix="gfdit-test-"))
+        (run_dir / "payload").write_bytes(payload)
+        self.heap = SharedMemoryHeap.create(3)
+        self.client = ControlClient(
+            RuntimeConfig(
+                run_dir=str(run_dir),
+                num_ranks=3,
+                model="m",
+                policy=f"{POLICY}:LayoutScript",
+                worker="tests.support.fake_executor:make_executor",
+                worker_payload_path=str(run_dir / "payload"),
+                start_method="forkserver",
+                preload=["tests.support.fake_executor"],
+                heap=self.heap.to_json(),
+                comm_timeout_s=5,
+            )
+        )
+        self.num_calls = 0
+
+    def submit(self, name: str, script: str, payload: str = "0.001", num_steps: int = 4) -> None:
+        request = Request(name, "m", Shape(64, 64), num_steps, time.monotonic(), slo_class=script)
+        self.client.send(msg.Submit(request, trajectory(name, num_steps, SPECS), payload.encode()))
+
+    def until_ended(self, *names: str, timeout_s: float = 20) -> dict[str, msg.Ended]:
+        ended: dict[str, msg.Ended] = {}
+        self.results: dict[str, bytes] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while set(names) - ended.keys():
+            assert time.monotonic() < deadline_s, f"still waiting for {set(names) - ended.keys()}"
+            for message in self.client.receive(0.5):
+                if isinstance(message, msg.Ended):
+                    assert message.request_id not in ended, "a request ends once"
+                    ended[message.request_id] = message
+                elif isinstance(message, msg.Result):
+                    self.results[message.request_id] = message.value
+        return ended
+
+    def call(self, method: str) -> msg.CallDone:
+        self.num_calls += 1
+        self.client.send(msg.CallWorkers(self.num_calls, (0, 1, 2), method, pickle.dumps(((), {}))))
+        while True:
+            for message in self.client.receive(5):
+                if isinstance(message, msg.CallDone):
+                    return message
+
+    def values(self, method: str) -> list[object]:
+        return [pickle.loads(value) for _, value in self.call(method).replies]
+
+    def close(self) -> None:
+        self.client.close()
+        self.heap.unlink()
+
+
+def assert_nothing_held(runtime: Runtime) -> None:
+    """Frees go by the migration lane, behind the answer: allow them a moment."""
+    deadline_s = time.monotonic() + 5
+    while any(runtime.values("held")) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert runtime.values("held") == [[], [], []]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    runtime = Runtime()
+    runtime.client.wait_ready()
+    yield runtime
+    runtime.close()
+
+
+def test_requests_run_on_layouts_that_change(runtime: Runtime) -> None:
+    scripts = {"a": "sp1@1 sp2@2,0 sp3@0,1,2", "b": "encode@2 prepare@1 sp2@1,0 sp1@2 decode@1", "c": "sp3@2,1,0"}
+    for name, script in scripts.items():
+        runtime.submit(name, script)
+    ended = runtime.until_ended(*scripts)
+    assert {message.outcome for message in ended.values()} == {"completed"}
+    assert runtime.results.keys() == scripts.keys()
+    assert_nothing_held(runtime)
+
+
+@pytest.mark.parametrize(
+    ("payload", "status_code", "error"), [("client error", 422, "to blame"), ("raise", 500, "ValueError: a bug")]
+)
+def test_a_failed_task_fails_its_request(runtime: Runtime, payload: str, status_code: int, error: str) -> None:
+    runtime.submit("bad", "sp2@0,1", payload)
+    runtime.submit("good", "sp2@0,1")
+    ended = runtime.until_ended("bad", "good")
+    assert (ended["bad"].outcome, ended["bad"].status_code) == ("failed", status_code)
+    assert error in ended["bad"].error
+    assert ended["good"].outcome == "completed"
+
+
+def test_an_artifact_that_cannot_be_sent_fails_its_request_only(runtime: Runtime) -> None:
+    runtime.submit("unsendable", "encode@0 prepare@1")
+    runtime.submit("good", "encode@0 prepare@1 sp2@1,2")
+    ended = runtime.until_ended("unsendable", "good")
+    assert ended["unsendable"].outcome == "failed" and "cannot pickle this" in ended["unsendable"].error
+    assert ended["good"].outcome == "completed"
+
+
+def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:
+    runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=200)
+    runtime.submit("late", "sp3@0,1,2")
+    time.sleep(0.3)
+    runtime.client.send(msg.Cancel("long"))
+    started_s = time.monotonic()
+    ended = runtime.until_ended("long", "late")
+    assert time.monotonic() - started_s < 1
+    assert (ended["long"].outcome, ended["late"].outcome) == ("cancelled", "completed")
+    assert_nothing_held(runtime)
+
+
+def test_a_repeated_request_id_is_refused(runtime: Runtime) -> None:
+    runtime.submit("twin", "sp1@0", payload="0.05", num_steps=10)
+    runtime.submit("twin", "sp1@0")
+    (first,) = runtime.until_ended("twin").values()
+    assert first.outcome == "failed" and "already alive" in first.error
+    assert runtime.until_ended("twin")["twin"].outcome == "completed"
+
+
+def test_calls_reach_every_worker_and_errors_come_back(runtime: Runtime) -> None:
+    assert len(set(runtime.values("pid"))) == 3
+    replies = runtime.call("fail").replies
+    assert [ok for ok, _ in replies] == [False] * 3 and b"no such luck" in replies[0][1]
+
+
+def test_a_worker_that_cannot_start_is_reported() -> None:
+    runtime = Runtime(payload=b"fail to start")
+    with pytest.raises(RuntimeDownError, match="out of memory"):
+        runtime.client.wait_ready()
+    runtime.close()
+
+
+@pytest.mark.parametrize("how", ["dies", "is killed"])
+def test_a_lost_worker_takes_the_runtime_down_at_once(how: str) -> None:
+    runtime = Runtime()
+    runtime.client.wait_ready()
+    pids = runtime.values("pid")
+    if how == "dies":
+        runtime.submit("x", "encode@1", "die")
+    else:
+        os.kill(int(str(pids[1])), signal.SIGKILL)
+    started_s = time.monotonic()
+    with pytest.raises(RuntimeDownError, match="worker 1 ended"):
+        runtime.until_ended("x")
+    assert time.monotonic() - started_s < 3
+    runtime.close()
+    assert not any(psutil.pid_exists(int(str(pid))) for pid in pids)
+
+
+def test_nothing_outlives_an_engine_that_is_killed() -> None:
+    code = (
+        "import os, signal; from tests.runtime.test_runtime import Runtime; r = Runtime(); r.client.wait_ready();"
+        "print(*r.values('pid'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    engine = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    pids = [int(pid) for pid in engine.stdout.split()]
+    assert len(pids) == 3
+    deadline_s = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
