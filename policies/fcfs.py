@@ -36,9 +36,8 @@ class Fcfs:
             if task.request_id not in self._group_of:
                 self._assign(task, view, groups)
         free, dispatches = set(view.free_ranks), []
-        for (
-            task
-        ) in view.ready:  # oldest first; all tasks of a group need its first rank, so its requests take turns
+        # Oldest first: every task of a group needs its first rank, so its requests run one after the other.
+        for task in view.ready:
             group = groups.get(self._group_of.get(task.request_id, -1), [])
             if spec := widest(view.cost.candidates(task), len(group)):
                 ranks = tuple(group[: spec.size])

@@ -192,11 +192,15 @@ class Cluster:
         self.workers[rank].store.difference_update(command.artifacts)
 
     def _copy(self, command: cmd.Migrate) -> None:
-        """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well."""
+        """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well.
+
+        So does one whose source never got the artifact, because an earlier copy broke: then its request is lost.
+        """
         whole = not any(self._is_gone(rank, command) for rank in command.ranks)
         if whole:
-            source = self.workers[command.source]
-            assert command.artifact in source.store, f"{command.artifact} is not on its source {command.source}"
+            whole = command.artifact in self.workers[command.source].store
+            doomed = command.request_id in self.harmed
+            assert whole or doomed, f"{command.artifact} is not on its source {command.source}"
         for rank in command.ranks:
             if not self._is_gone(rank, command):
                 worker = self.workers[rank]
