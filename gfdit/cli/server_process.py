@@ -49,14 +49,20 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the server gracefully, then whatever is left of its process group. Safe to call twice."""
+        self.resume()
         # Only the leader: it ends its workers in order, and what they write is then complete.
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_GRACE_S)
-        # start_new_session made the leader's pid the id of the group; the group outlives its leader.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._signal_group(signal.SIGKILL)
         self.process.wait()
+
+    def pause(self) -> None:
+        """Freeze every process of the server, so that it takes no time from another; nothing may be in flight."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
@@ -72,6 +78,11 @@ class ServerProcess:
                 raise ServerError(f"server not healthy after {timeout_s:.0f} s\n{self.log_tail()}")
             time.sleep(0.2)
         self.startup_s = time.monotonic() - started_s
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # start_new_session made the leader's pid the id of the group; the group outlives its leader.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
 
 def start_server(

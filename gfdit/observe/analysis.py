@@ -73,6 +73,28 @@ def match_requests(spans: Iterable[Span], finished: Sequence[tuple[str, int]]) -
     return matched
 
 
+def time_by_part(spans: Iterable[Span], request: str) -> dict[str, float]:
+    """Seconds a request spent in tasks of each kind, and "between tasks" from its first task to its last.
+
+    A task lasts from the first of its ranks to begin to the last one to end.
+    """
+    tasks: dict[str, list[Span]] = {}
+    for span in _tasks(spans):
+        if span.request == request:
+            tasks.setdefault(span.task, []).append(span)
+    times = [
+        (members[0].kind, min(span.start_s for span in members), max(span.end_s for span in members))
+        for members in tasks.values()
+    ]
+    parts: dict[str, float] = {}
+    for kind, start_s, end_s in times:
+        parts[kind] = parts.get(kind, 0.0) + end_s - start_s
+    if times:
+        window_s = max(end_s for _, _, end_s in times) - min(start_s for _, start_s, _ in times)
+        parts["between tasks"] = window_s - sum(parts.values())
+    return parts
+
+
 def rank_busy_ratio(spans: Iterable[Span], num_ranks: int) -> float:
     """Share of the ranks' time, from the first task's start to the last one's end, that ran tasks."""
     tasks = _tasks(spans)

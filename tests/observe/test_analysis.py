@@ -1,6 +1,12 @@
 """Questions asked of a timeline, on small ones whose answers are plain to see."""
 
-from gfdit.observe.analysis import busiest_moment, degree_history, find_degree_change, rank_busy_ratio
+from gfdit.observe.analysis import (
+    busiest_moment,
+    degree_history,
+    find_degree_change,
+    rank_busy_ratio,
+    time_by_part,
+)
 from gfdit.observe.timeline import Span
 
 
@@ -51,3 +57,11 @@ def test_migrations_are_not_tasks() -> None:
 def test_rank_busy_ratio() -> None:
     assert rank_busy_ratio(steps("a", [2, 2]) + steps("b", [1], first_rank=3), 4) == 5 / 8
     assert rank_busy_ratio([], 4) == 0.0
+
+
+def test_time_by_part() -> None:
+    encode = Span(0, "a/encode", "a", "encode", 0, 1, 1, (0,), 1.0, 1.5)
+    late_rank = Span(3, "a/denoise/1", "a", "denoise", 1, 2, 1, (0, 3), 3.0, 4.25)
+    spans = [encode, *steps("a", [1, 1], start_s=2.0), late_rank, *steps("b", [1], start_s=1.5)]
+    assert time_by_part(spans, "a") == {"encode": 0.5, "denoise": 2.25, "between tasks": 0.5}
+    assert time_by_part(spans, "c") == {}
