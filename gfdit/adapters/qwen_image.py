@@ -45,9 +45,7 @@ class QwenImageAdapter(StepExecutionAdapter):
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
         prompt = request.prompt
         negative = None if isinstance(prompt, str) else prompt.get("negative_prompt")
-        return (
-            negative is not None and (request.sampling_params.true_cfg_scale or _DEFAULT_TRUE_CFG_SCALE) > 1
-        )
+        return negative is not None and (request.sampling_params.true_cfg_scale or _DEFAULT_TRUE_CFG_SCALE) > 1
 
     def new_state(self, call: TaskCall) -> StepRequestState:
         state = super().new_state(call)

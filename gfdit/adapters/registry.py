@@ -17,15 +17,19 @@ ADAPTERS = {
 GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
 
 
-def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int) -> ModelAdapter:
-    """The adapter of ``od_config.model_class_name``, or the generic one for step execution.
+def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None) -> ModelAdapter:
+    """The adapter at ``path``, or that of ``od_config.model_class_name``, or the generic one for step execution.
 
-    Raises ``ValueError`` naming the pipeline for one that neither covers.
+    Raises ``ValueError`` naming the pipeline for one that neither covers, or a path that leads nowhere.
     """
     name = od_config.model_class_name
-    path = ADAPTERS.get(name) or _generic(name)
+    path = path or ADAPTERS.get(name) or _generic(name)
     module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)(od_config, num_ranks)
+    try:
+        adapter = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"adapter {path!r} cannot be loaded, module:Class is expected: {error}") from error
+    return adapter(od_config, num_ranks)
 
 
 def _generic(name: str) -> str:

@@ -52,7 +52,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         check_config(od_config)
         self.num_ranks = _resolve_ranks(od_config, self.settings)
         od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
-        self.adapter = make_adapter(od_config, self.num_ranks)
+        self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter)
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:

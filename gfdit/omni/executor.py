@@ -39,6 +39,7 @@ class WorkerPayload:
     od_config: OmniDiffusionConfig
     num_ranks: int
     threads_per_rank: int
+    adapter: str | None
 
 
 class OmniExecutor:
@@ -62,7 +63,7 @@ class OmniExecutor:
         assert isinstance(runner, ElasticModelRunner), "the engine selects the elastic model runner"
         self.runner = runner
         self.device = runner.device
-        self.adapter = make_adapter(od_config, payload.num_ranks)
+        self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter)
         self.adapter.bind(runner.pipeline, self.device)
         runner.make_elastic(TaskScope.alone(rank, comm))
 

@@ -38,7 +38,7 @@ class ElasticExecutor(DiffusionExecutor):
 
     def _init_executor(self) -> None:
         run_dir = Path(tempfile.mkdtemp(prefix="gfdit-"))
-        payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank())
+        payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank(), self.settings.adapter)
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
         self.heap = SharedMemoryHeap.create(self.num_ranks)

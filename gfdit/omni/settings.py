@@ -15,6 +15,8 @@ from gfdit.core.policy_loading import load_policy
 class Settings:
     """``ranks`` defaults to the stage's data-parallel size. Times in seconds, sizes in pixels.
 
+    ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own.
+
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
     the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` turns away what would
@@ -24,6 +26,7 @@ class Settings:
     policy: str = "equipartition"
     policy_args: dict[str, str] = field(default_factory=dict)
     ranks: int | None = None
+    adapter: str | None = None
     costs: str | None = None
     timeline: str | None = None
     mask_sp_padding: bool = True

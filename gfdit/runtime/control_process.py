@@ -120,6 +120,8 @@ class ControlProcess:
             for message in received(self._events, self._decode_worker):
                 self._on_worker(message)
             self._take_engine_messages()
+            if self.plane.idle:
+                self.plane.check_integrity()
             if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
                 self._wake_at_s = None
                 self._feed(ev.WakeUp())

@@ -1,0 +1,41 @@
+"""A pipeline without an adapter of its own runs through vLLM-Omni's step execution, elastic just the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gfdit.omni.plugin import prepare_cpu_process
+from tests.support.images import Engine, ImageRequest, stock_images
+
+pytestmark = pytest.mark.timeout(300)
+REQUESTS = (ImageRequest(128, 128), ImageRequest(128, 96, seed=3, negative_prompt="blurry", num_images=2))
+
+
+@pytest.fixture(scope="module")
+def generic_engine(model: Path) -> Iterator[Engine]:
+    prepare_cpu_process()
+    policy = Path(__file__).parents[1] / "support" / "layout_script.py"
+    settings = {
+        "ranks": 2,
+        "policy": f"{policy}:LayoutScript",
+        "adapter": "gfdit.adapters.step_execution:StepExecutionAdapter",
+        "threads_per_rank": 1,
+    }
+    engine = Engine(
+        model,
+        engine_backend="gfdit.omni.engine.ElasticDiffusionEngine",
+        additional_config={"gfdit": settings},
+    )
+    yield engine
+    engine.close()
+
+
+def test_images_are_those_of_stock(generic_engine: Engine, model: Path, tmp_path: Path) -> None:
+    references = stock_images(model, tmp_path, REQUESTS)
+    for script in ("sp1@0", "encode@1 sp1@0 sp1@1 decode@0", "encode@1 sp2@1,0 sp1@1 sp2@0,1"):
+        images = generic_engine.images([request.under(script) for request in REQUESTS])
+        for request, image, reference in zip(REQUESTS, images, references, strict=True):
+            assert image.tobytes() == reference.tobytes(), (script, request)
