@@ -58,6 +58,7 @@ class ElasticExecutor(DiffusionExecutor):
                 start_method="forkserver" if on_cpu else "spawn",
                 preload=["gfdit.omni.preload"] if on_cpu else [],
                 heap=self.heap.to_json(),
+                policy_timeout_s=settings.policy_timeout_s,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,
             )

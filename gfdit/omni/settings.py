@@ -32,6 +32,7 @@ class Settings:
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096
+    policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     threads_per_rank: int | None = None

@@ -24,6 +24,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_method: str = "spawn"
     preload: list[str] = []
     heap: str = ""
+    policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
 

@@ -27,6 +27,7 @@ from gfdit.observe.timeline import TimelineWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import open_socket, push, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
 
@@ -39,7 +40,7 @@ class ControlProcess:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self.plane = ControlPlane(
-            load_policy(config.policy, config.policy_args),
+            GuardedPolicy(load_policy(config.policy, config.policy_args), config.policy_timeout_s),
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             _cost_model(config),
         )
@@ -52,6 +53,7 @@ class ControlProcess:
         self._decode_engine = msg.decoder(msg.EngineMessage)
         self._decode_worker = msg.decoder(msg.WorkerMessage)
         self._supervisor = Supervisor(config)
+        self._poller = zmq.Poller()
         self._payloads: dict[str, bytes] = {}
         self._running: dict[int, cmd.RunTask] = {}
         self._moving: dict[int, cmd.Migrate] = {}
@@ -85,6 +87,8 @@ class ControlProcess:
         """Start the workers, then serve until the engine says stop or goes away."""
         try:
             self._supervisor.start()
+            for source in (self._engine, self._events, sys.stdin.fileno(), *self._supervisor.sentinels):
+                self._poller.register(source, zmq.POLLIN)
             self._await_workers()
             self._tell(msg.Ready())
             self._serve()
@@ -140,17 +144,11 @@ class ControlProcess:
 
     def _wait(self, timeout_s: float | None) -> None:
         """Sleep until a socket, a worker's end, the engine's end or the timeout."""
-        poller = zmq.Poller()
-        poller.register(self._engine, zmq.POLLIN)
-        poller.register(self._events, zmq.POLLIN)
-        poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        for sentinel in self._supervisor.sentinels:
-            poller.register(sentinel, zmq.POLLIN)
         # Rounded up: waking a moment early would only mean another round.
-        ready = dict(poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
+        ready = dict(self._poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
         if sys.stdin.fileno() in ready:
             self._stopping = True
-        elif any(sentinel in ready for sentinel in self._supervisor.sentinels):
+        elif not ready.keys().isdisjoint(self._supervisor.sentinels):
             self._supervisor.raise_for_dead()
 
     def _seconds_to_wake(self) -> float | None:

@@ -28,7 +28,7 @@ SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
 class Runtime:
     """A control process with three workers."""
 
-    def __init__(self, payload: bytes = b"") -> None:
+    def __init__(self, payload: bytes = b"", policy: str = f"{POLICY}:LayoutScript") -> None:
         run_dir = Path(tempfile.mkdtemp(prefix="gfdit-test-"))
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3)
@@ -37,7 +37,8 @@ class Runtime:
                 run_dir=str(run_dir),
                 num_ranks=3,
                 model="m",
-                policy=f"{POLICY}:LayoutScript",
+                policy=policy,
+                policy_timeout_s=0.3,
                 worker="tests.support.fake_executor:make_executor",
                 worker_payload_path=str(run_dir / "payload"),
                 start_method="forkserver",
@@ -176,6 +177,25 @@ def test_a_lost_worker_takes_the_runtime_down_at_once(how: str) -> None:
     assert time.monotonic() - started_s < 3
     runtime.close()
     assert not any(psutil.pid_exists(int(str(pid))) for pid in pids)
+
+
+def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "from tests.support.layout_script import LayoutScript\n"
+        "class Stuck(LayoutScript):\n"
+        "    def schedule(self, view):\n"
+        "        while view.ready[0].request_id == 'poison':\n"
+        "            pass\n"
+        "        return super().schedule(view)\n"
+    )
+    runtime = Runtime(policy=f"{tmp_path / 'stuck.py'}:Stuck")
+    runtime.client.wait_ready()
+    runtime.submit("poison", "sp1@0")
+    runtime.submit("good", "sp1@0")
+    ended = runtime.until_ended("poison", "good")
+    assert ended["poison"].outcome == "failed" and "no decision within 0.3 s" in ended["poison"].error
+    assert ended["good"].outcome == "completed"
+    runtime.close()
 
 
 def test_nothing_outlives_an_engine_that_is_killed() -> None:
