@@ -54,6 +54,7 @@ Round = dict[str, Measured]
 
 def main() -> int:
     args = parse_args()
+    source = provenance(sys.argv)  # first of all: the checkout may move on during the run
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = args.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def main() -> int:
             return 1
         outcomes = [outcome for results in rounds for outcome in results[OURS].outcomes]
         where_s = where_time_goes(read_timeline(folder / "timeline.json"), outcomes, args.steps)
-    report = make_report(rounds, where_s, args, interval_s)
+    report = source | make_report(rounds, where_s, args, interval_s)
     for path in write_report(report, args.out):
         print(path)
     print(headline(report))
@@ -216,7 +217,6 @@ def make_report(
     ratios = {metric: [r[OURS].summary[metric] / r[STOCK].summary[metric] for r in rounds] for metric in METRICS}
     ratios["alone_s"] = [r[OURS].alone_s / r[STOCK].alone_s for r in rounds]
     return {
-        **provenance(sys.argv),
         "settings": {
             "ranks": NUM_RANKS,
             "model": f"tiny qwen-image, {args.layers} layers, {args.heads} heads of {args.head_dim}",
@@ -300,7 +300,8 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [
         "",
         "Between CPU ranks the stock engine's collectives go over gloo, and it decodes on every rank; gfdit's go "
-        "over shared memory, and it decodes on one. A ratio below 1 comes from there and foretells nothing about GPUs.",
+        "over shared memory, and it decodes on one. A ratio below 1 comes from there and foretells nothing "
+        "about GPUs.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,12 +1,12 @@
 """The replay client against a small server: when it sends, what it sends, and what it makes of the answers."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gfdit.cli.main import main
@@ -23,24 +23,27 @@ def trace_request(name: str, arrival_s: float = 0.0, **changes: Any) -> TraceReq
 
 
 def test_requests_are_sent_when_they_are_due_and_do_not_wait_for_each_other(fake_server: FakeServer) -> None:
-    def slow(body: dict[str, Any]) -> tuple[int, str]:
-        time.sleep(0.5)
+    all_here = threading.Barrier(3, timeout=20)
+
+    def together(body: dict[str, Any]) -> tuple[int, str]:
+        all_here.wait()  # nobody is answered before the last one has arrived
         return image_answer(b"x")
 
-    fake_server.answer = slow
-    trace = [trace_request(f"r{i}", arrival_s) for i, arrival_s in enumerate((0.3, 0.4, 0.6))]
+    fake_server.answer = together
+    trace = [trace_request(f"r{i}", arrival_s) for i, arrival_s in enumerate((0.3, 0.5, 1.0))]
     done: list[str] = []
-    started_s = time.monotonic()
     outcomes = replay(trace, ReplayOptions(fake_server.base_url), lambda outcome: done.append(outcome.id))
-    assert time.monotonic() - started_s < 1.7, "one after the other takes 1.8 s"
-    assert done == ["r0", "r1", "r2"]
-    assert [outcome.id for outcome in outcomes] == done
+    assert sorted(done) == [outcome.id for outcome in outcomes] == ["r0", "r1", "r2"]
     for outcome, request in zip(outcomes, trace, strict=True):
-        assert request.arrival_s <= outcome.sent_s < request.arrival_s + 0.25
+        assert outcome.completed
+        assert outcome.sent_s >= request.arrival_s, "sent early"
+        assert outcome.finish_s >= 1.0
         assert outcome.latency_s == pytest.approx(outcome.finish_s - request.arrival_s)
-        assert 0.5 <= outcome.latency_s < 1.0
-    gaps_s = np.diff([at_s for at_s, _ in fake_server.seen])
-    assert gaps_s == pytest.approx([0.1, 0.2], abs=0.09)
+    # Never early, each of them; late by a busy machine's doing, but hardly all of them by much.
+    late_s = [outcome.sent_s - outcome.arrival_s for outcome in outcomes]
+    assert min(late_s) < 0.1
+    seen_s = [at_s for at_s, _ in fake_server.seen]
+    assert seen_s == sorted(seen_s) and seen_s[2] - seen_s[0] > 0.3
 
 
 def test_the_same_trace_asks_every_server_for_the_same_images(fake_server: FakeServer) -> None:
