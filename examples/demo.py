@@ -247,7 +247,7 @@ def write_spans(spans: Sequence[Span], path: Path) -> None:
         for span in spans:
             times = (span.start_s, span.end_s)
             if span.kind == MIGRATE:
-                writer.record_migration(span.rank, span.task, *times, ranks=span.ranks)
+                writer.record_migration(span.rank, span.task, span.request, span.ranks, *times)
             else:
                 layout = ExecutionLayout(span.ranks, ParallelSpec(span.sp, span.cfg))
                 writer.record(span.rank, span.task, span.request, span.kind, span.step, layout, *times)

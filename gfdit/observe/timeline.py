@@ -123,18 +123,14 @@ class TimelineWriter:
         self,
         rank: int,
         artifact: str,
+        request_id: str,
+        ranks: tuple[int, ...],
         start_s: float,
         end_s: float,
-        *,
-        ranks: tuple[int, ...] | None = None,
         **extra: Any,
     ) -> None:
-        """One artifact on its way, seen from ``rank``; ``ranks`` are the source and then the destinations.
-
-        An artifact id begins with its request's id.
-        """
-        request = artifact.partition("/")[0]
-        span = Span(rank, artifact, request, MIGRATE, -1, 0, 0, ranks or (rank,), start_s, end_s)
+        """One artifact on its way, seen from ``rank``; ``ranks`` are the source and then the destinations."""
+        span = Span(rank, artifact, request_id, MIGRATE, -1, 0, 0, ranks, start_s, end_s)
         self._queue.append(_Entry(span, extra))
 
     def flush(self) -> None:

@@ -217,11 +217,10 @@ class ControlProcess:
             rank=done.rank,
             artifact=move.artifact,
             request_id=move.request_id,
-            source=move.source,
-            destinations=move.destinations,
+            ranks=move.ranks,
             start_s=done.started_s,
             end_s=done.finished_s,
-            bytes=done.num_bytes,
+            num_bytes=done.num_bytes,
         )
 
     # Output
@@ -279,8 +278,9 @@ def _cost_model(config: RuntimeConfig) -> CostModel:
 
 
 def main() -> None:
-    # An interrupt typed at the terminal reaches this process too; the engine says when to stop.
+    # A terminal or a service manager signals every process of the server; the engine says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=RuntimeConfig)
     ControlProcess(config).run()

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import logging
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ logger = logging.getLogger("gfdit.worker")
 
 def worker_main(rank: int, config: RuntimeConfig) -> None:
     """Entry point of the process: load the model, say ready, run commands until told to stop."""
-    # The control process decides when workers end; an interrupt typed at the terminal reaches all of them.
+    # A terminal or a service manager signals every process; the control process says when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s [rank{rank}] %(message)s")
     context = zmq.Context()
     events = open_socket(context, zmq.PUSH, config.address("events"))

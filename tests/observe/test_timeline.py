@@ -25,7 +25,7 @@ def write_steps(writer: TimelineWriter, num_steps: int, start_s: float = 1000.0)
 def test_round_trip(tmp_path: Path) -> None:
     with TimelineWriter(tmp_path / "t.json", 3, base_s=999.0) as writer:
         write_steps(writer, 2)
-        writer.record_migration(1, "a/latents/2", 1000.5, 1000.6, ranks=(2, 1), num_bytes=7)
+        writer.record_migration(1, "a/latents/2", "a", (2, 1), 1000.5, 1000.6, num_bytes=7)
     spans = read_timeline(tmp_path / "t.json")
     assert [span.start_s for span in spans] == pytest.approx([1.0, 1.0, 1.25, 1.25, 1.5])
     assert [span.duration_s for span in spans] == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.1])
@@ -45,7 +45,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_file_is_a_chrome_trace_with_a_named_track_per_rank(tmp_path: Path) -> None:
     with TimelineWriter(tmp_path / "t.json", 3) as writer:
         write_steps(writer, 1)
-        writer.record_migration(0, "a/latents/1", 1000.1, 1000.2)
+        writer.record_migration(0, "a/latents/1", "a", (1, 0), 1000.1, 1000.2)
     events = json.loads((tmp_path / "t.json").read_text())
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert tracks == {0: "rank 0", 1: "rank 1", 2: "rank 2", 3: "rank 0 migration"}

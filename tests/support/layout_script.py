@@ -2,7 +2,8 @@
 
 A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
 ``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
-Requests take turns, oldest first; a task waits until all its ranks are free.
+Requests take turns, oldest first; a task waits until all its ranks are free. Denoising steps of requests whose
+scripts say ``batch`` share a dispatch when their layout and shape agree and they wait at the same time.
 """
 
 from __future__ import annotations
@@ -25,13 +26,26 @@ class LayoutScript:
         free = set(view.free_ranks)
         chosen = []
         order = {task.id: index for index, task in enumerate(view.ready)}
-        for task in sorted(view.ready, key=lambda t: (self._last_turn.get(t.request_id, 0), order[t.id])):
-            layout = layout_of(view.requests[task.request_id].slo_class, task)
+        waiting = sorted(view.ready, key=lambda t: (self._last_turn.get(t.request_id, 0), order[t.id]))
+        while waiting:
+            task = waiting.pop(0)
+            script = view.requests[task.request_id].slo_class
+            layout = layout_of(script, task)
             if set(layout.ranks) <= free:
+                batch = [task]
+                if "batch" in script.split() and task.kind is TaskKind.DENOISE:
+                    batch += [
+                        t
+                        for t in waiting
+                        if t.kind is task.kind
+                        and t.shape == task.shape
+                        and view.requests[t.request_id].slo_class == script
+                    ]
+                    waiting = [t for t in waiting if t not in batch]
                 free -= set(layout.ranks)
-                chosen.append(Dispatch((task.id,), layout))
+                chosen.append(Dispatch(tuple(t.id for t in batch), layout))
                 self._turn += self.interleave
-                self._last_turn[task.request_id] = self._turn
+                self._last_turn.update((t.request_id, self._turn) for t in batch)
         return Decision(tuple(chosen))
 
 
@@ -40,6 +54,8 @@ def layout_of(script: str, task: TaskView) -> ExecutionLayout:
     steps = []
     for word in script.split():
         name, _, ranks_text = word.partition("@")
+        if name == "batch":
+            continue
         ranks = tuple(int(rank) for rank in ranks_text.split(","))
         if name in words:
             words[name] = ExecutionLayout(ranks)
