@@ -86,10 +86,12 @@ class OmniExecutor:
         return results
 
     def run(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
-        """Run one dispatch without touching the store."""
+        """Run one dispatch without touching the store; returns when the device is done with it."""
         self._activate_lora(self.adapter.sampling_params(calls[0]))
         with self.runner.task(layout):
-            return self.adapter.execute(calls, layout)
+            outputs = self.adapter.execute(calls, layout)
+            current_omni_platform.synchronize()
+        return outputs
 
     def _call_of(self, task: Task, payloads: Mapping[str, bytes]) -> TaskCall:
         inputs = tuple(self.store.get(name) for name in task.inputs)

@@ -83,7 +83,7 @@ def test_a_decision_that_breaks_a_rule_is_named_and_the_server_goes_on(engine: E
 
 def test_nothing_is_left_behind(engine: Engine) -> None:
     engine.images([ImageRequest(128, 128, seed=seed).under("sp1@1 sp2@2,0 sp4@0,1,2,3") for seed in range(4)])
-    assert_no_artifacts(engine)
+    assert engine.drained()
 
 
 def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
@@ -93,12 +93,4 @@ def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
         started_s = time.monotonic()
         engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
         assert time.monotonic() - started_s < 3, "the ranks are free within one step"
-    assert_no_artifacts(engine)
-
-
-def assert_no_artifacts(engine: Engine) -> None:
-    """Frees travel behind the answer to the client: allow them a moment."""
-    deadline_s = time.monotonic() + 5
-    while any(engine.call("gfdit_artifacts")) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert engine.call("gfdit_artifacts") == [{}, {}, {}, {}]
+    assert engine.drained()

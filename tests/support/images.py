@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -89,6 +90,15 @@ class Engine:
 
         with contextlib.suppress(TimeoutError):
             self._run(go_away())
+
+    def drained(self, timeout_s: float = 5.0) -> bool:
+        """Whether no rank holds an artifact. Frees travel behind the answer to the client: allow a moment."""
+        deadline_s = time.monotonic() + timeout_s
+        while any(self.call("gfdit_artifacts")):
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.1)
+        return True
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """A method of every rank's worker; values by rank."""
