@@ -1,0 +1,1 @@
+"""The simulator: the server's control plane and policies under a virtual clock, and workloads to feed it."""

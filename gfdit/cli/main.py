@@ -29,6 +29,8 @@ COMMANDS = {
         "serve a model with a policy that schedules every denoising step",
         takes_passthrough=True,
     ),
+    "sim": Command("gfdit.cli.sim", "run a trace through a policy under a virtual clock, without a GPU"),
+    "workload": Command("gfdit.cli.workload", "write a trace of a known arrival pattern at a chosen load"),
     "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
     "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
 }

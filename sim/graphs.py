@@ -1,0 +1,78 @@
+"""Requests of a trace as task graphs: a task may run in every way the cost table has a time for."""
+
+from __future__ import annotations
+
+from gfdit.core import (
+    ExecutionLayout,
+    ParallelSpec,
+    Request,
+    Task,
+    TaskGraph,
+    TaskKind,
+    TaskView,
+    UnknownCostError,
+    trajectory,
+)
+from gfdit.core.cost_table import TableCostModel
+from gfdit.core.layouts import SINGLE
+
+
+class GraphBuilder:
+    """Graphs as the server makes them: only denoising is parallel.
+
+    A model for which the table has no ``prepare`` at all makes its initial latents while encoding.
+    """
+
+    def __init__(self, cost: TableCostModel, num_ranks: int) -> None:
+        self._cost = cost
+        self._num_ranks = num_ranks
+        self._specs: dict[tuple[str, bool], tuple[ParallelSpec, ...]] = {}
+        self._prepared = {entry.model for entry in cost.table.entries if entry.task is TaskKind.PREPARE}
+
+    def check(self, request: Request) -> None:
+        """Raises ``ValueError`` naming the request if the table lacks a task or no degree fits the ranks."""
+        if (request.model, request.cfg) not in self._specs:
+            self._specs[request.model, request.cfg] = self._feasible(request)
+
+    def build(self, request: Request) -> TaskGraph:
+        """Raises what :meth:`check` raises."""
+        self.check(request)
+        specs = self._specs[request.model, request.cfg]
+        return trajectory(request.id, request.num_steps, specs, prepare=request.model in self._prepared)
+
+    def service_s(self, request: Request) -> float:
+        """Time of the request alone on one rank."""
+        alone = ExecutionLayout((0,), SINGLE)
+        return sum(self._cost.task_s(_view(request, task), alone) for task in self.build(request).tasks)
+
+    def _feasible(self, request: Request) -> tuple[ParallelSpec, ...]:
+        """The feasible specifications of a denoising step, narrowest first."""
+        entries = self._cost.table.entries
+        known = {e.parallel for e in entries if (e.model, e.task) == (request.model, TaskKind.DENOISE)}
+        graph = trajectory(request.id, 1, tuple(known) or (SINGLE,), prepare=request.model in self._prepared)
+        try:
+            specs = {task.kind: self._cost.candidates(_view(request, task)) for task in graph.tasks}
+        except UnknownCostError as error:
+            raise ValueError(f"request {request.id!r}: {error}") from error
+        fitting = tuple(spec for spec in specs[TaskKind.DENOISE] if spec.size <= self._num_ranks)
+        if not fitting:
+            needed = specs[TaskKind.DENOISE][0].size
+            raise ValueError(
+                f"request {request.id!r}: the cost table runs {request.model!r} on {needed} ranks or more, "
+                f"there are {self._num_ranks}"
+            )
+        return fitting
+
+
+def _view(request: Request, task: Task) -> TaskView:
+    return TaskView(
+        id=task.id,
+        request_id=request.id,
+        model=request.model,
+        kind=task.kind,
+        step_index=task.step_index,
+        shape=request.shape,
+        cfg=request.cfg,
+        candidates=task.candidates,
+        artifacts=(),
+    )

@@ -1,0 +1,260 @@
+"""What the simulator charges, and when: against schedules computed by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest import approx
+
+from gfdit.core import (
+    Admission,
+    Decision,
+    Dispatch,
+    ExecutionLayout,
+    ParallelSpec,
+    Policy,
+    RequestView,
+    SchedulerView,
+    TaskKind,
+)
+from gfdit.observe.timeline import MIGRATE, Span, TimelineWriter, read_timeline
+from gfdit.policies.equipartition import Equipartition
+from gfdit.policies.fcfs import Fcfs
+from gfdit.policies.random_layout import RandomLayout
+from gfdit.sim.results import summarize
+from gfdit.sim.simulator import SimulationOptions, SimulationRun, Status, simulate
+from gfdit.sim.trace import TraceRequest
+from tests.sim.tables import AROUND_S, DECODE_S, ENCODE_S, MIGRATION_S, STEP_S, line, table
+
+
+def run(policy: Policy, trace: list[TraceRequest], num_ranks: int = 2, **options: Any) -> SimulationRun:
+    return simulate(policy, table(), trace, SimulationOptions(num_ranks, check_every_event=True, **options))
+
+
+def ends(done: SimulationRun) -> dict[str, float | None]:
+    return {request.trace.id: request.end_s for request in done.requests}
+
+
+def spans_of(policy: Policy, trace: list[TraceRequest], tmp_path: Path, num_ranks: int = 2) -> list[Span]:
+    path = tmp_path / "timeline.json"
+    with TimelineWriter(path, num_ranks, base_s=0.0) as writer:
+        simulate(policy, table(), trace, SimulationOptions(num_ranks), writer)
+    return read_timeline(path)
+
+
+@dataclass
+class Idle:
+    """Runs nothing of the requests in ``ignored``; asks to be woken ``every_s``."""
+
+    ignored: tuple[str, ...] = ("b",)
+    every_s: float | None = None
+    name = "idle"
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        free, dispatches = list(view.free_ranks), []
+        for task in view.ready:
+            if free and task.request_id not in self.ignored:
+                dispatches.append(Dispatch((task.id,), ExecutionLayout((free.pop(0),))))
+        return Decision(tuple(dispatches), None if self.every_s is None else view.now_s + self.every_s)
+
+
+@dataclass
+class Replay:
+    """Every step on the degree and ranks it is told; the other tasks on rank 0."""
+
+    steps: tuple[tuple[int, ...], ...]
+    name = "replay"
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        task = view.ready[0]
+        ranks = self.steps[task.step_index] if task.kind is TaskKind.DENOISE else (0,)
+        if not set(ranks) <= set(view.free_ranks):
+            return Decision()
+        return Decision((Dispatch((task.id,), ExecutionLayout(ranks, ParallelSpec(len(ranks)))),))
+
+
+# Times
+
+
+def test_a_request_alone_takes_the_sum_of_its_task_times() -> None:
+    (request,) = run(Fcfs(1), [line("a", 3.0, num_steps=7)]).requests
+    assert request.latency_s == approx(AROUND_S + 7 * STEP_S[1], abs=1e-9)
+    assert request.rank_seconds == approx(AROUND_S + 7 * STEP_S[1], abs=1e-9)
+
+
+def test_fcfs_on_two_ranks_as_computed_by_hand(tmp_path: Path) -> None:
+    trace = [line("a", 0.0, num_steps=2), line("b", 0.1, num_steps=1), line("c", 0.2, num_steps=3)]
+    # a: rank 0 from 0.0 for 1.75 + 2 * 2.0. b: rank 1 from 0.1 for 1.75 + 2.0.
+    # c: at 0.2 rank 0 has 5.75 s left (running tasks count in full) and rank 1 has 3.75 s, so it waits for b.
+    expected = {"a": 5.75, "b": 3.85, "c": 3.85 + 1.75 + 6.0}
+    assert ends(run(Fcfs(1), trace)) == {name: approx(at_s, abs=1e-6) for name, at_s in expected.items()}
+    spans = [span for span in spans_of(Fcfs(1), trace, tmp_path) if span.request == "c"]
+    assert [span.rank for span in spans] == [1] * 6
+    assert [span.start_s for span in spans] == approx([3.85, 4.35, 4.60, 6.60, 8.60, 10.60], abs=1e-6)
+
+
+def test_a_migration_delays_the_dispatch_that_waits_for_it(tmp_path: Path) -> None:
+    policy = Replay(((0,), (1,), (1, 0)))
+    done = run(policy, [line("a", num_steps=3)])
+    # Steps 1 (to rank 1) and 2 (latents back to rank 0), and decoding needs nothing new.
+    busy_s = AROUND_S + 2 * STEP_S[1] + STEP_S[2]
+    assert ends(done) == {"a": approx(busy_s + 2 * MIGRATION_S)}
+    assert done.requests[0].rank_seconds == approx(busy_s + STEP_S[2])
+    assert done.num_migrations == 3  # conditioning and latents, then latents
+    spans = spans_of(policy, [line("a", num_steps=3)], tmp_path)
+    moves = [(span.rank, span.task, span.ranks, span.duration_s) for span in spans if span.kind == MIGRATE]
+    assert len(moves) == 6 and all(seconds == approx(MIGRATION_S) for *_, seconds in moves)
+    assert {task for _, task, ranks, _ in moves if ranks == (1, 0)} == {"a/latents/2"}
+
+
+def test_dispatch_latency_is_paid_by_every_task() -> None:
+    done = run(Fcfs(1), [line("a", num_steps=3)], dispatch_latency_s=0.125)
+    assert ends(done) == {"a": approx(AROUND_S + 3 * STEP_S[1] + 6 * 0.125)}
+
+
+def test_only_denoising_is_parallel(tmp_path: Path) -> None:
+    spans = spans_of(Fcfs(4), [line("a")], tmp_path, num_ranks=4)
+    assert {(span.kind, span.sp) for span in spans if span.kind != MIGRATE} == {
+        ("encode", 1),
+        ("prepare", 1),
+        ("denoise", 4),
+        ("decode", 1),
+    }
+
+
+def test_a_model_without_prepare_times_prepares_while_encoding() -> None:
+    done = simulate(Fcfs(1), table(prepare=False), [line("a")], SimulationOptions(1))
+    assert ends(done) == {"a": approx(ENCODE_S + 2 * STEP_S[1] + DECODE_S)}
+
+
+def test_jitter_spreads_task_times_around_the_table_alike_for_every_policy() -> None:
+    trace = [line("a", num_steps=400)]
+    ones, again, others = (
+        ends(run(Fcfs(1), trace, num_ranks=1, jitter=0.1, seed=seed))["a"] for seed in (1, 1, 2)
+    )
+    elsewhere = ends(run(Idle(), trace, num_ranks=1, jitter=0.1, seed=1))["a"]
+    assert ones == again == elsewhere != others
+    # 400 draws of 10 %: a mean within 2 % of the table is four standard deviations.
+    assert ones == approx(AROUND_S + 400 * STEP_S[1], rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    arrivals=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 4)), min_size=1, max_size=8),
+    num_ranks=st.integers(1, 5),
+    policy=st.sampled_from([Fcfs, Equipartition, RandomLayout]),
+    jitter=st.sampled_from([0.0, 0.3]),
+)
+def test_work_is_conserved(
+    arrivals: list[tuple[float, int]], num_ranks: int, policy: type[Any], jitter: float
+) -> None:
+    trace = [line(f"r{i}", at_s, num_steps=steps) for i, (at_s, steps) in enumerate(sorted(arrivals))]
+    done = run(policy(), trace, num_ranks, jitter=jitter)
+    assert [request.trace for request in done.requests] == trace
+    assert all(request.status is Status.COMPLETED for request in done.requests)
+    assert done.num_tasks == sum(3 + request.num_steps for request in trace)
+    busy_s = sum(request.rank_seconds for request in done.requests)
+    assert busy_s <= num_ranks * (done.last_end_s - done.first_start_s) + 1e-9
+    assert 0 < summarize(done)["rank_busy_ratio"] <= 1 + 1e-9
+    assert not done.faults
+
+
+def test_ranks_run_one_task_at_a_time(tmp_path: Path) -> None:
+    trace = [line(f"r{i}", 0.3 * i, num_steps=5) for i in range(8)]
+    spans = [s for s in spans_of(RandomLayout(), trace, tmp_path, num_ranks=4) if s.kind != MIGRATE]
+    assert len({span.task for span in spans}) == 8 * 8
+    for rank in range(4):
+        mine = [span for span in spans if span.rank == rank]
+        assert all(before.end_s <= after.start_s + 1e-6 for before, after in itertools.pairwise(mine))
+
+
+# Requests that do not complete
+
+
+def test_a_request_that_is_never_scheduled_is_starved() -> None:
+    done = run(Idle(), [line("a"), line("b", 0.5)])
+    assert [request.status for request in done.requests] == [Status.COMPLETED, Status.STARVED]
+    assert ends(done)["b"] is None and any("left every rank idle" in fault for fault in done.faults)
+
+
+def test_a_policy_that_only_asks_to_be_woken_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gfdit.sim.simulator.MAX_WAKE_UPS", 500)
+    done = run(Idle(every_s=1e-3), [line("a"), line("b", 0.5)])
+    assert [request.status for request in done.requests] == [Status.COMPLETED, Status.STARVED]
+    assert "'idle' woke up 500 times in a row" in done.faults[0]
+
+
+def test_a_policy_is_woken_when_it_asks() -> None:
+    class Patient(Fcfs):
+        def schedule(self, view: SchedulerView) -> Decision:
+            return super().schedule(view) if view.now_s >= 2.0 else Decision(wake_at_s=2.0)
+
+    assert ends(run(Patient(1), [line("a"), line("b", 1.0)])) == dict.fromkeys("ab", approx(2 + AROUND_S + 4))
+
+
+def test_the_latest_wish_to_be_woken_replaces_the_one_before() -> None:
+    seen_s = []
+
+    class Restless:
+        name = "restless"
+
+        def schedule(self, view: SchedulerView) -> Decision:
+            seen_s.append(view.now_s)
+            return Decision(wake_at_s=5.1 - 0.8 * view.now_s) if view.now_s < 2 else Fcfs(1).schedule(view)
+
+    run(Restless(), [line("a"), line("b", 1.0)])
+    assert seen_s[:3] == [0.0, 1.0, 5.1 - 0.8] and 5.1 not in seen_s
+
+
+def test_rejected_and_failed_requests_are_told_apart() -> None:
+    class Picky(Fcfs):
+        def admit(self, request: RequestView, view: SchedulerView) -> Admission:
+            return Admission.reject("full") if request.id == "b" else Admission.accept()
+
+        def schedule(self, view: SchedulerView) -> Decision:
+            if view.ready[0].request_id == "c":
+                return Decision((Dispatch((view.ready[0].id,), ExecutionLayout((7,))),))
+            return super().schedule(view)
+
+    done = run(Picky(1), [line("a"), line("b", 20.0), line("c", 30.0)])
+    assert [(request.status, request.end_s) for request in done.requests] == [
+        (Status.COMPLETED, approx(AROUND_S + 4)),
+        (Status.REJECTED, 20.0),
+        (Status.FAILED, 30.0),
+    ]
+    assert done.requests[1].detail == "full" and "rank 7 does not exist" in done.requests[2].detail
+
+
+# Mistakes of the user
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model": "n"}, "request 'a': no cost for model 'n', known: m"),
+        ({"cfg": True}, "no cost for encode of model 'm' at sp1 with cfg, known: sp1"),
+    ],
+)
+def test_what_the_table_lacks_is_an_error_before_anything_runs(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        run(Fcfs(1), [line("first"), line("a", 1.0, **change)])
+    assert told in str(caught.value)
+
+
+def test_too_few_ranks_for_the_table() -> None:
+    with pytest.raises(ValueError, match="runs 'm' on 4 ranks or more, there are 2"):
+        simulate(Fcfs(2), table({4: 1.0}), [line("a")], SimulationOptions(2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_ranks": 0}, {"jitter": -0.1}, {"jitter": float("nan")}, {"dispatch_latency_s": -1.0}]
+)
+def test_impossible_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be .*, got"):
+        SimulationOptions(**{"num_ranks": 1} | options)
