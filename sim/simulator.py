@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -92,30 +92,17 @@ class SimulationRun:
     faults: list[str] = field(default_factory=list)
 
 
-def simulate(
-    policy: Policy,
-    table: CostTable,
-    trace: Iterable[TraceRequest],
-    options: SimulationOptions,
-    timeline: TimelineWriter | None = None,
-) -> SimulationRun:
-    """Run ``trace`` to its end. Raises ``ValueError`` for a request that the table or the ranks cannot serve."""
-    return _Simulator(policy, table, list(trace), options, timeline).run()
+class Simulator:
+    """One run of ``trace``. Turns commands into later events; of events at one time the first queued comes first.
 
-
-class _Simulator:
-    """Turns commands into later events. Of events at one time, the one queued first happens first."""
+    Raises ``ValueError`` for a request that the table or the ranks cannot serve.
+    """
 
     def __init__(
-        self,
-        policy: Policy,
-        table: CostTable,
-        trace: Sequence[TraceRequest],
-        options: SimulationOptions,
-        timeline: TimelineWriter | None,
+        self, policy: Policy, table: CostTable, trace: Sequence[TraceRequest], options: SimulationOptions
     ) -> None:
         self._options = options
-        self._timeline = timeline
+        self._timeline: TimelineWriter | None = None
         # The control plane corrects its model by what it measures; true times stay as they are.
         self._true_cost = TableCostModel(table)
         self._graphs = GraphBuilder(self._true_cost, options.num_ranks)
@@ -125,7 +112,7 @@ class _Simulator:
         ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
         self._control = ControlPlane(policy, ranks, TableCostModel(table))
         self._requests = {request.id: SimulatedRequest(request) for request in trace}
-        self._run = SimulationRun(policy.name, options.num_ranks, list(self._requests.values()))
+        self._result = SimulationRun(policy.name, options.num_ranks, list(self._requests.values()))
         self._now_s = 0.0
         self._queue: list[tuple[float, int, ev.Event | TraceRequest]] = []
         self._num_queued = 0
@@ -139,13 +126,15 @@ class _Simulator:
             cmd.CompleteRequest: lambda c: self._end(c.request_id, Status.COMPLETED),
             cmd.RejectRequest: lambda c: self._end(c.request_id, Status.REJECTED, c.reason),
             cmd.FailRequest: lambda c: self._end(c.request_id, Status.FAILED, c.error),
-            cmd.ReportFault: lambda c: self._run.faults.append(c.message),
+            cmd.ReportFault: lambda c: self._result.faults.append(c.message),
             cmd.WakeAt: self._wake_at,
         }
         for request in trace:
             self._at(request.arrival_s, request)
 
-    def run(self) -> SimulationRun:
+    def run(self, timeline: TimelineWriter | None = None) -> SimulationRun:
+        """Until nothing is left to happen; to be called once."""
+        self._timeline = timeline
         while self._queue:
             self._now_s, _, event = heapq.heappop(self._queue)
             if isinstance(event, TraceRequest):
@@ -158,10 +147,10 @@ class _Simulator:
             if self._options.check_every_event:
                 self._control.check_integrity()
         self._control.check_integrity()
-        starved = {request.trace.id for request in self._run.requests if request.status is Status.STARVED}
+        starved = {request.trace.id for request in self._result.requests if request.status is Status.STARVED}
         assert starved == self._control.state.requests.keys(), "a request was lost"
         assert starved or self._control.idle, "something is left that no request needs"
-        return self._run
+        return self._result
 
     def _at(self, time_s: float, event: ev.Event | TraceRequest) -> None:
         self._num_queued += 1
@@ -182,15 +171,15 @@ class _Simulator:
 
     def _wake_at(self, command: cmd.WakeAt) -> None:
         if self._num_wake_ups >= MAX_WAKE_UPS:
-            self._run.faults.append(
-                f"policy {self._run.policy!r} woke up {MAX_WAKE_UPS} times in a row without anything happening"
+            self._result.faults.append(
+                f"policy {self._result.policy!r} woke up {MAX_WAKE_UPS} times in a row without anything happening"
             )
             return
         self._wake_at_s = command.at_s
         self._at(command.at_s, ev.WakeUp())
 
     def _migrate(self, command: cmd.Migrate) -> None:
-        self._run.num_migrations += 1
+        self._result.num_migrations += 1
         start_s, end_s = self._migration_times()
         for rank in command.ranks:
             self._at(end_s, ev.MigrationFinished(command.migration_id, rank))
@@ -222,7 +211,7 @@ class _Simulator:
         return seconds
 
     def _account(self, command: cmd.RunTask, start_s: float, end_s: float, seconds: float) -> None:
-        run, layout = self._run, command.layout
+        run, layout = self._result, command.layout
         run.num_tasks += len(command.tasks)
         run.first_start_s = min(run.first_start_s, start_s)
         run.last_end_s = max(run.last_end_s, end_s)

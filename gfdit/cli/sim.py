@@ -1,7 +1,6 @@
 """`gfdit sim`: run a trace through a policy under a virtual clock."""
 
 import argparse
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from gfdit.core.policy_loading import load_policy
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.results import describe, summarize
-from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, SimulationRun, Status, simulate
+from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, SimulationRun, Simulator, Status
 from gfdit.sim.trace import read_trace
 
 NAMED = 5  # requests named in an error; more are counted
@@ -48,11 +47,12 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(args.trace)
     if not trace:
         raise ValueError(f"{args.trace}: the trace has no requests")
-    with contextlib.ExitStack() as stack:
-        timeline = None
-        if args.timeline is not None:
-            timeline = stack.enter_context(TimelineWriter(args.timeline, args.ranks, base_s=0.0))
-        done = simulate(policy, table, trace, options, timeline)
+    simulator = Simulator(policy, table, trace, options)
+    if args.timeline is None:
+        done = simulator.run()
+    else:
+        with TimelineWriter(args.timeline, args.ranks, base_s=0.0) as timeline:
+            done = simulator.run(timeline)
     result = summarize(done, grace_s=args.grace_s)
     print(describe(result), flush=True)
     if args.json is not None:

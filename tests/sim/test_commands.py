@@ -148,7 +148,8 @@ def test_mistakes(here: Path, changes: list[str], told: str, capsys: pytest.Capt
     Path("bad.jsonl").write_text(f"{good}\n" + good.replace('"arrival_s": 0.0', '"arrival_s": -1'))
     Path("empty.jsonl").touch()
     write_trace("other.jsonl", [line("x", model="flux")])
-    assert told in error_of(capsys, lambda: sim(*changes))
+    assert told in error_of(capsys, lambda: sim("--timeline", "l.json", *changes))
+    assert not Path("l.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.random_layout import RandomLayout
 from gfdit.sim.results import summarize
-from gfdit.sim.simulator import SimulationOptions, SimulationRun, Status, simulate
+from gfdit.sim.simulator import SimulationOptions, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
 from tests.sim.tables import AROUND_S, DECODE_S, ENCODE_S, MIGRATION_S, STEP_S, line, table
 
 
 def run(policy: Policy, trace: list[TraceRequest], num_ranks: int = 2, **options: Any) -> SimulationRun:
-    return simulate(policy, table(), trace, SimulationOptions(num_ranks, check_every_event=True, **options))
+    options |= {"num_ranks": num_ranks, "check_every_event": True}
+    return Simulator(policy, table(), trace, SimulationOptions(**options)).run()
 
 
 def ends(done: SimulationRun) -> dict[str, float | None]:
@@ -44,7 +45,7 @@ def ends(done: SimulationRun) -> dict[str, float | None]:
 def spans_of(policy: Policy, trace: list[TraceRequest], tmp_path: Path, num_ranks: int = 2) -> list[Span]:
     path = tmp_path / "timeline.json"
     with TimelineWriter(path, num_ranks, base_s=0.0) as writer:
-        simulate(policy, table(), trace, SimulationOptions(num_ranks), writer)
+        Simulator(policy, table(), trace, SimulationOptions(num_ranks)).run(writer)
     return read_timeline(path)
 
 
@@ -129,7 +130,7 @@ def test_only_denoising_is_parallel(tmp_path: Path) -> None:
 
 
 def test_a_model_without_prepare_times_prepares_while_encoding() -> None:
-    done = simulate(Fcfs(1), table(prepare=False), [line("a")], SimulationOptions(1))
+    done = Simulator(Fcfs(1), table(prepare=False), [line("a")], SimulationOptions(1)).run()
     assert ends(done) == {"a": approx(ENCODE_S + 2 * STEP_S[1] + DECODE_S)}
 
 
@@ -201,12 +202,10 @@ def test_a_policy_is_woken_when_it_asks() -> None:
 def test_the_latest_wish_to_be_woken_replaces_the_one_before() -> None:
     seen_s = []
 
-    class Restless:
-        name = "restless"
-
+    class Restless(Idle):  # leaves b waiting, so that it is asked whenever there is an event
         def schedule(self, view: SchedulerView) -> Decision:
             seen_s.append(view.now_s)
-            return Decision(wake_at_s=5.1 - 0.8 * view.now_s) if view.now_s < 2 else Fcfs(1).schedule(view)
+            return Decision(wake_at_s=5.1 - 0.8 * view.now_s) if view.now_s < 2 else super().schedule(view)
 
     run(Restless(), [line("a"), line("b", 1.0)])
     assert seen_s[:3] == [0.0, 1.0, 5.1 - 0.8] and 5.1 not in seen_s
@@ -249,7 +248,7 @@ def test_what_the_table_lacks_is_an_error_before_anything_runs(change: dict[str,
 
 def test_too_few_ranks_for_the_table() -> None:
     with pytest.raises(ValueError, match="runs 'm' on 4 ranks or more, there are 2"):
-        simulate(Fcfs(2), table({4: 1.0}), [line("a")], SimulationOptions(2))
+        Simulator(Fcfs(2), table({4: 1.0}), [line("a")], SimulationOptions(2))
 
 
 @pytest.mark.parametrize(
