@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 def serve_command(args: argparse.Namespace) -> list[str]:
     """The `vllm serve` command line. Raises ValueError naming a wrong argument and what is allowed."""
+    if args.model.startswith(("/", ".", "~")) and not Path(args.model).expanduser().is_dir():
+        raise ValueError(f"there is no checkpoint directory {args.model}")
     if args.ranks < 1:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": parse_policy_args(args.policy_arg)}

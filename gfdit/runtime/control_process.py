@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import signal
 import sys
 import time
@@ -139,6 +140,8 @@ class ControlProcess:
         if self.timeline is not None:
             self.timeline.close()
         self._context.destroy(linger=500)
+        # The engine does this too, unless it was killed.
+        shutil.rmtree(self.config.run_dir, ignore_errors=True)
 
     # Waiting
 

@@ -20,10 +20,12 @@ from tests.support.server import ServerError, free_port, start_server
         (["--policy", "fcfs", "--policy-arg", "groupsize=2"], "known: group_size"),
         (["--policy-arg", "group_size"], "--policy-arg takes KEY=VALUE"),
         (["--ranks", "0"], "--ranks must be at least 1"),
+        (["./no-such-model"], "there is no checkpoint directory ./no-such-model"),
     ],
 )
 def test_serve_refuses_before_it_starts(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "some-model", *argv]) == 2
+    model = [] if argv[0].startswith(".") else ["some/model"]
+    assert main(["serve", *model, *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1
 

@@ -49,6 +49,10 @@ class Runtime:
         )
         self.num_calls = 0
 
+    def wait_ready(self) -> None:
+        self.client.wait_ready()
+        self.heap.unlink()
+
     def submit(self, name: str, script: str, payload: str = "0.001", num_steps: int = 4) -> None:
         request = Request(name, "m", Shape(64, 64), num_steps, time.monotonic(), slo_class=script)
         self.client.send(msg.Submit(request, trajectory(name, num_steps, SPECS), payload.encode()))
@@ -94,7 +98,7 @@ def assert_nothing_held(runtime: Runtime) -> None:
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
     runtime = Runtime()
-    runtime.client.wait_ready()
+    runtime.wait_ready()
     yield runtime
     runtime.close()
 
@@ -158,14 +162,14 @@ def test_calls_reach_every_worker_and_errors_come_back(runtime: Runtime) -> None
 def test_a_worker_that_cannot_start_is_reported() -> None:
     runtime = Runtime(payload=b"fail to start")
     with pytest.raises(RuntimeDownError, match="out of memory"):
-        runtime.client.wait_ready()
+        runtime.wait_ready()
     runtime.close()
 
 
 @pytest.mark.parametrize("how", ["dies", "is killed"])
 def test_a_lost_worker_takes_the_runtime_down_at_once(how: str) -> None:
     runtime = Runtime()
-    runtime.client.wait_ready()
+    runtime.wait_ready()
     pids = runtime.values("pid")
     if how == "dies":
         runtime.submit("x", "encode@1", "die")
@@ -189,7 +193,7 @@ def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) ->
         "        return super().schedule(view)\n"
     )
     runtime = Runtime(policy=f"{tmp_path / 'stuck.py'}:Stuck")
-    runtime.client.wait_ready()
+    runtime.wait_ready()
     runtime.submit("poison", "sp1@0")
     runtime.submit("good", "sp1@0")
     ended = runtime.until_ended("poison", "good")
@@ -200,15 +204,17 @@ def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) ->
 
 def test_nothing_outlives_an_engine_that_is_killed() -> None:
     code = (
-        "import os, signal; from tests.runtime.test_runtime import Runtime; r = Runtime(); r.client.wait_ready();"
-        "print(*r.values('pid'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from tests.runtime.test_runtime import Runtime; r = Runtime(); r.wait_ready();"
+        "print(r.client.config.run_dir, *r.values('pid'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     engine = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60
     )
-    pids = [int(pid) for pid in engine.stdout.split()]
+    run_dir, *words = engine.stdout.split()
+    pids = [int(word) for word in words]
     assert len(pids) == 3
     deadline_s = time.monotonic() + 10
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not Path(run_dir).exists()
