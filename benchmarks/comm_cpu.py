@@ -1,12 +1,13 @@
 """Group-free collectives between CPU ranks against gloo: the same processes, one run, alternating order.
 
 Set-up: ``comm.group(ranks)`` against ``torch.distributed.new_group`` and the first collective, the two moments
-at which a library may connect. Steady: one collective after the other on a warm group. Each rank has one torch thread; every
-result is compared with gloo's. A figure of a round is that of the slowest rank.
+at which a library may connect. Steady: one collective after the other on a warm group. Each rank has one torch
+thread; every result is compared with gloo's. A figure of a round is that of the slowest rank.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -71,13 +72,13 @@ def main() -> int:
     cases = [Case(op, size) for op in (ALL_GATHER, ALL_TO_ALL, BROADCAST) for size in SIZES]
     if args.quick:
         cases = [case for case in cases if case.num_bytes in (4 * KIB, 64 * KIB, MIB)]
-    worlds = []
+    load_average, worlds = os.getloadavg()[0], []
     for num_ranks in WORLDS:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         by_rank = spawn(measure, num_ranks, args=(store.port, cases, args.rounds), timeout_s=3600)
         worlds.append(summarize(num_ranks, cases, by_rank))
         print(f"{num_ranks} ranks: measured", flush=True)
-    report = source | {"rounds": args.rounds, "worlds": worlds}
+    report = source | {"load_average_before": load_average, "rounds": args.rounds, "worlds": worlds}
     for path in write_report(report, args.out):
         print(path)
     print("\n".join(headlines(report)))
@@ -275,7 +276,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Date: {report['date']}, commit {report['commit']}",
         f"- Command: `{report['command']}`",
         f"- Machine: {report['machine']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+        + f"; load average before: {report['load_average_before']:.1f}",
         f"- {report['rounds']} rounds in the same processes, which library goes first alternates; one torch "
         "thread per rank; a round's figure is the slowest rank's; results compared with gloo's in every round",
         "- Figures are medians over the rounds, in brackets the smallest and the largest; a ratio is gloo's time "
