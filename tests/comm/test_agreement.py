@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,144 +17,37 @@ from gfdit.comm.agreement import (
     is_behind,
     make_token,
 )
-
-# One shared instance as both ranks see it: two-way, or one-way from rank 0 or from rank 1.
-BOTH, FROM_0, FROM_1 = "both", "0->1", "1->0"
-KINDS = (BOTH, FROM_0, FROM_1)
-DIGEST = 77
-
-
-class Protocol:
-    """The real agreement; mutants override one thing each."""
-
-    num_slots = 2
-    uses_credit = True
-    release = ("write", "publish")
-
-    def token(self, token: int) -> int:
-        return token
+from tests.comm.explorer import (
+    BOTH,
+    DIGEST,
+    LONG_PROGRAMS,
+    MAX_LENGTH,
+    NEGATIVE_CONTROLS,
+    Explorer,
+    OneSlot,
+    Protocol,
+    explore,
+    programs,
+)
 
 
-class OneSlot(Protocol):
-    num_slots = 1
-
-
-class NoCredit(Protocol):
-    uses_credit = False
-
-
-class TokenBeforePayload(Protocol):
-    release = ("publish", "write")
-
-
-class SameTokenEveryTime(Protocol):
-    def token(self, token: int) -> int:
-        return make_token(DIGEST, 0, 1)
-
-
-def steps_of(program: tuple[str, ...], rank: int, protocol: Protocol) -> list[tuple[str, bool, int]]:
-    """Atomic steps (name, two_way, instance of the program) of one rank, in its program order."""
-    steps = []
-    for index, kind in enumerate(program):
-        two_way = kind == BOTH
-        if two_way or kind == f"{rank}->{1 - rank}":
-            steps += [(name, two_way, index) for name in ("credit", *protocol.release)]
-        if two_way or kind == f"{1 - rank}->{rank}":
-            steps += [(name, two_way, index) for name in ("observe", "read")]
-    return steps
-
-
-class Explorer:
-    """Depth-first search over all interleavings. The state is hashable, so each one is visited once."""
-
-    def __init__(self, program: tuple[str, ...], protocol: Protocol) -> None:
-        self.protocol = protocol
-        self.steps = [steps_of(program, rank, protocol) for rank in (0, 1)]
-        self.outcomes: set[str] = set()
-
-    def run(self) -> set[str]:
-        fresh = astuple(EdgeAgreement(num_slots=self.protocol.num_slots))
-        # Per rank: step, agreement, claimed (slot, token); per reader: two tokens, two payloads, credit word.
-        rank = (0, fresh, (0, 0))
-        memory = ((0, 0), (-1, -1), 0)
-        pending, seen = [((rank, rank), (memory, memory))], set()
-        while pending:
-            state = pending.pop()
-            if state in seen:
-                continue
-            seen.add(state)
-            successors = [after for rank in (0, 1) if (after := self.advance(state, rank)) is not None]
-            if not successors:
-                done = all(state[0][rank][0] == len(self.steps[rank]) for rank in (0, 1))
-                self.outcomes.add("ok" if done else "deadlock")
-            pending += [after for after in successors if not isinstance(after, str)]
-            self.outcomes |= {after for after in successors if isinstance(after, str)}
-        return self.outcomes
-
-    def advance(self, state, rank):
-        """The state after one step of ``rank``, a failure by name, or None when it is blocked or done."""
-        ranks, memories = state
-        position, fields, claim = ranks[rank]
-        if position == len(self.steps[rank]):
-            return None
-        name, two_way, index = self.steps[rank][position]
-        edge = EdgeAgreement(*fields)
-        mine, theirs = memories[rank], memories[1 - rank]
-        if name == "credit":
-            needed = edge.credit_needed() if self.protocol.uses_credit else None
-            if needed is not None:
-                if is_behind(mine[2], needed):
-                    return None
-                edge.credit_reached()
-            slot, token = edge.publish(DIGEST)
-            claim = (slot, self.protocol.token(token))
-        elif name == "write":
-            theirs = (theirs[0], put(theirs[1], claim[0], index), theirs[2])
-        elif name == "publish":
-            theirs = (put(theirs[0], *claim), theirs[1], theirs[2])
-        elif name == "observe":
-            slot, expected = edge.expect(DIGEST)
-            expected = self.protocol.token(expected)
-            if mine[0][slot] != expected:
-                return None if is_behind(mine[0][slot], expected) else "mismatch"
-            claim = (slot, expected)
-        else:
-            if mine[1][claim[0]] != index:
-                return "wrong payload"
-            if two_way:
-                edge.consume_two_way()
-            else:
-                theirs = (theirs[0], theirs[1], edge.consume_one_way())
-        new_rank = (position + 1, astuple(edge), claim)
-        new_ranks = (new_rank, ranks[1]) if rank == 0 else (ranks[0], new_rank)
-        return new_ranks, ((mine, theirs) if rank == 0 else (theirs, mine))
-
-
-def put(values: tuple[int, int], index: int, value: int) -> tuple[int, int]:
-    return (value, values[1]) if index == 0 else (values[0], value)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("length", range(1, MAX_LENGTH + 1))
 def test_every_interleaving_of_every_mixture_is_correct(length: int) -> None:
-    for program in itertools.product(KINDS, repeat=length):
-        assert Explorer(program, Protocol()).run() == {"ok"}, program
+    assert_documented(explore(programs(length)))
 
 
 def test_long_mixtures_are_correct() -> None:
-    for program in [(BOTH,) * 9, (FROM_0,) * 9, (BOTH, FROM_0, FROM_0, FROM_1, BOTH, FROM_1, FROM_1, FROM_0) * 2]:
-        assert Explorer(program, Protocol()).run() == {"ok"}, program
+    assert_documented(explore(LONG_PROGRAMS))
+
+
+def assert_documented(num_states: int) -> None:
+    page = Path(__file__).parents[2] / "docs" / "collectives.md"
+    assert f"{num_states:,}" in page.read_text()
 
 
 @pytest.mark.parametrize(
     ("mutant", "program", "failure"),
-    [
-        (OneSlot(), (BOTH, BOTH), "wrong payload"),
-        (OneSlot(), (BOTH, BOTH), "mismatch"),
-        (NoCredit(), (FROM_0, FROM_0, FROM_0), "wrong payload"),
-        (NoCredit(), (BOTH, FROM_0, FROM_0), "wrong payload"),
-        (TokenBeforePayload(), (BOTH,), "wrong payload"),
-        (SameTokenEveryTime(), (BOTH, BOTH, BOTH), "wrong payload"),
-    ],
+    NEGATIVE_CONTROLS,
     ids=lambda value: type(value).__name__ if isinstance(value, Protocol) else None,
 )
 def test_negative_control(mutant: Protocol, program: tuple[str, ...], failure: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 
@@ -10,66 +9,19 @@ import pytest
 import torch
 
 from gfdit.comm import GroupFreeComm
-from tests.comm.worlds import random_bytes, run_ranks, same_bits, stale
+from tests.comm.soak import SLOT_BYTES, check_growth, perform, soak, soak_in_pieces
+from tests.comm.worlds import heap_files, random_bytes, run_ranks, same_bits, stale
 
 WORLD_SIZE = 4
 
 
-def soak(comm: GroupFreeComm, seed: int, num_operations: int, stalls: bool) -> int:
-    """The same random program in every rank; each runs the operations it is part of and checks the bytes."""
-    plan, pace = random.Random(seed), random.Random(seed * 100 + comm.rank)
-    performed = 0
-    for step in range(num_operations):
-        ranks = tuple(plan.sample(range(WORLD_SIZE), plan.randint(2, WORLD_SIZE)))
-        kind = plan.choice(["barrier", "gather", "all_to_all", "broadcast", "reduce", "send", "send", "send"])
-        num_bytes = plan.choice([0, 1, 17, 1000, 4096, 4097, 4096 + 257 * plan.randint(0, 40)])
-        if kind == "send":
-            ranks = ranks[:2]
-        if comm.rank in ranks:
-            if stalls and pace.random() < 0.05:
-                time.sleep(pace.random() * 2e-3)
-            perform(comm, kind, ranks, num_bytes, seed * 100_000 + step)
-            performed += 1
-    return performed
-
-
-def perform(comm: GroupFreeComm, kind: str, ranks: tuple[int, ...], num_bytes: int, key: int) -> None:
-    context = (kind, ranks, num_bytes, key)
-    group = comm.group(ranks)
-    inputs = {rank: random_bytes(num_bytes, key, rank) for rank in ranks}
-    mine, index = inputs[comm.rank], group.index
-    if kind == "barrier":
-        comm.barrier(group)
-    elif kind == "gather":
-        out = stale((len(ranks) * num_bytes,), torch.uint8)
-        comm.all_gather_into_tensor(out, mine, group)
-        assert same_bits(out, torch.cat([inputs[rank] for rank in ranks])), context
-    elif kind == "all_to_all":
-        usable = num_bytes // len(ranks) * len(ranks)
-        out = stale((usable,), torch.uint8)
-        comm.all_to_all_single(out, mine[:usable], group)
-        parts = [inputs[rank][:usable].chunk(len(ranks))[index] for rank in ranks] if usable else [out]
-        assert same_bits(out, torch.cat(parts)), context
-    elif kind == "broadcast":
-        x = mine.clone()
-        comm.broadcast(x, ranks[-1], group)
-        assert same_bits(x, inputs[ranks[-1]]), context
-    elif kind == "reduce":
-        x = mine.long()
-        comm.all_reduce(x, group)
-        assert torch.equal(x, torch.stack([inputs[rank].long() for rank in ranks]).sum(0)), context
-    elif comm.rank == ranks[0]:
-        comm.send(mine, ranks[1])
-    else:
-        out = stale((num_bytes,), torch.uint8)
-        comm.recv(out, ranks[0])
-        assert same_bits(out, inputs[ranks[0]]), context
-
-
 @pytest.mark.parametrize(("seed", "stalls"), [(1, False), (2, True)])
 def test_soak(seed: int, stalls: bool) -> None:
-    performed = run_ranks(soak, WORLD_SIZE, seed, 800, stalls, slot_bytes=4096)
-    assert min(performed) > 300
+    by_rank = run_ranks(soak_in_pieces, WORLD_SIZE, seed, 800, 400, stalls, slot_bytes=SLOT_BYTES)
+    for rank, pieces in enumerate(by_rank):
+        assert len(pieces) == 2 and pieces[-1].num_performed > 300
+        check_growth(rank, pieces)
+    assert not heap_files()
 
 
 def two_lanes(comm: GroupFreeComm) -> None:

@@ -12,7 +12,7 @@ import torch
 from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap
 from gfdit.comm.futex import Futex, SleepWaiter, default_waiter
 from gfdit.comm.memory_order import memory_fence
-from tests.comm.test_sequences import soak
+from tests.comm.soak import soak
 from tests.comm.worlds import open_world, run_ranks
 
 

@@ -9,13 +9,14 @@ import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gfdit.comm import GroupFreeComm, SharedMemoryHeap, spawn
+from gfdit.comm.shared_memory_heap import DEFAULT_LANES
 
 START_METHOD = "forkserver"
 
@@ -41,8 +42,8 @@ def guarded(comm: GroupFreeComm, fn: Callable[..., Any], args: tuple[Any, ...]) 
 class World:
     """Ranks as separate processes that may die, be started again, or use an altered heap class."""
 
-    def __init__(self, world_size: int, *, slot_bytes: int = 4096) -> None:
-        self.descriptor = SharedMemoryHeap.create(world_size, slot_bytes=slot_bytes)
+    def __init__(self, world_size: int, *, slot_bytes: int = 4096, lanes: Sequence[str] = DEFAULT_LANES) -> None:
+        self.descriptor = SharedMemoryHeap.create(world_size, slot_bytes=slot_bytes, lanes=lanes)
         self._context = multiprocessing.get_context(START_METHOD)
         self._context.set_forkserver_preload(["gfdit.comm"])
         self._ranks: dict[int, tuple[Any, Any]] = {}
