@@ -300,7 +300,8 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [
         "",
         "Between CPU ranks the stock engine's collectives go over gloo, and it decodes on every rank; gfdit's go "
-        "over shared memory, and it decodes on one. A ratio below 1 comes from there and foretells nothing "
+        "over shared memory, and it decodes on one. A ratio below 1 most likely comes from there (the two were "
+        "not separated) and foretells nothing "
         "about GPUs.",
     ]
     return "\n".join(lines) + "\n"
