@@ -6,7 +6,6 @@ thread; every result is compared with gloo's. A figure of a round is that of the
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gfdit.comm import GroupFreeComm, spawn
-from gfdit.observe.provenance import provenance
+from gfdit.observe.provenance import provenance, write_report
 
 OURS, GLOO = "gfdit", "gloo"
 WORLDS = (2, 4)
@@ -79,7 +78,7 @@ def main() -> int:
         worlds.append(summarize(num_ranks, cases, by_rank))
         print(f"{num_ranks} ranks: measured", flush=True)
     report = source | {"load_average_before": load_average, "rounds": args.rounds, "worlds": worlds}
-    for path in write_report(report, args.out):
+    for path in write_report(args.out, "comm_cpu", report, markdown(report)):
         print(path)
     print("\n".join(headlines(report)))
     return 0
@@ -318,15 +317,6 @@ def figures(entry: dict[str, Any]) -> str:
         f"{values['median']:,.{digits}f} ({values['min']:,.{digits}f} to {values['max']:,.{digits}f})"
         for values, digits in ((entry[f"{OURS}_us"], 1), (entry[f"{GLOO}_us"], 1), (entry["ratio"], 2))
     )
-
-
-def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"comm_cpu_{report['date'][:10]}"
-    paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
-    paths[0].write_text(json.dumps(report, indent=1) + "\n")
-    paths[1].write_text(markdown(report))
-    return paths
 
 
 if __name__ == "__main__":

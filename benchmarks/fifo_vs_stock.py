@@ -7,7 +7,6 @@ alternate which goes first, so that a disturbance of the machine meets both.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -26,7 +25,7 @@ from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.replay_report import summarize
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from gfdit.observe.analysis import match_requests, time_by_part
-from gfdit.observe.provenance import provenance
+from gfdit.observe.provenance import provenance, write_report
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
@@ -66,7 +65,7 @@ def main() -> int:
         outcomes = [outcome for results in rounds for outcome in results[OURS].outcomes]
         where_s = where_time_goes(read_timeline(folder / "timeline.json"), outcomes, args.steps)
     report = source | make_report(rounds, where_s, args, interval_s)
-    for path in write_report(report, args.out):
+    for path in write_report(args.out, "fifo_vs_stock", report, markdown(report)):
         print(path)
     print(headline(report))
     return 0
@@ -305,15 +304,6 @@ def markdown(report: dict[str, Any]) -> str:
         "about GPUs.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"fifo_vs_stock_{report['date'][:10]}"
-    paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
-    paths[0].write_text(json.dumps(report, indent=1) + "\n")
-    paths[1].write_text(markdown(report))
-    return paths
 
 
 if __name__ == "__main__":

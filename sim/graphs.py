@@ -6,7 +6,6 @@ from gfdit.core import (
     ExecutionLayout,
     ParallelSpec,
     Request,
-    Task,
     TaskGraph,
     TaskKind,
     TaskView,
@@ -43,7 +42,7 @@ class GraphBuilder:
     def service_s(self, request: Request) -> float:
         """Time of the request alone on one rank."""
         alone = ExecutionLayout((0,), SINGLE)
-        return sum(self._cost.task_s(_view(request, task), alone) for task in self.build(request).tasks)
+        return sum(self._cost.task_s(TaskView.of(request, task), alone) for task in self.build(request).tasks)
 
     def _feasible(self, request: Request) -> tuple[ParallelSpec, ...]:
         """The feasible specifications of a denoising step, narrowest first."""
@@ -51,7 +50,7 @@ class GraphBuilder:
         known = {e.parallel for e in entries if (e.model, e.task) == (request.model, TaskKind.DENOISE)}
         graph = trajectory(request.id, 1, tuple(known) or (SINGLE,), prepare=request.model in self._prepared)
         try:
-            specs = {task.kind: self._cost.candidates(_view(request, task)) for task in graph.tasks}
+            specs = {task.kind: self._cost.candidates(TaskView.of(request, task)) for task in graph.tasks}
         except UnknownCostError as error:
             raise ValueError(f"request {request.id!r}: {error}") from error
         fitting = tuple(spec for spec in specs[TaskKind.DENOISE] if spec.size <= self._num_ranks)
@@ -62,17 +61,3 @@ class GraphBuilder:
                 f"there are {self._num_ranks}"
             )
         return fitting
-
-
-def _view(request: Request, task: Task) -> TaskView:
-    return TaskView(
-        id=task.id,
-        request_id=request.id,
-        model=request.model,
-        kind=task.kind,
-        step_index=task.step_index,
-        shape=request.shape,
-        cfg=request.cfg,
-        candidates=task.candidates,
-        artifacts=(),
-    )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.tasks import Shape, TaskKind
+from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,20 @@ class TaskView:
     cfg: bool
     candidates: tuple[ParallelSpec, ...]
     artifacts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, request: Request, task: Task, artifacts: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> TaskView:
+        return cls(
+            id=task.id,
+            request_id=request.id,
+            model=request.model,
+            kind=task.kind,
+            step_index=task.step_index,
+            shape=request.shape,
+            cfg=request.cfg,
+            candidates=task.candidates,
+            artifacts=artifacts,
+        )
 
 
 @dataclass(frozen=True, slots=True)

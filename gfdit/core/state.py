@@ -245,19 +245,8 @@ def _first_view(request: Request, graph: TaskGraph) -> RequestView:
 
 
 def _task_view(record: RequestRecord, task: Task) -> TaskView:
-    request = record.request
     held = tuple((name, tuple(sorted(record.artifacts[name].holders))) for name in task.inputs)
-    return TaskView(
-        id=task.id,
-        request_id=request.id,
-        model=request.model,
-        kind=task.kind,
-        step_index=task.step_index,
-        shape=request.shape,
-        cfg=request.cfg,
-        candidates=task.candidates,
-        artifacts=held,
-    )
+    return TaskView.of(record.request, task, held)
 
 
 def _rank_view(rank: RankRecord, state: ClusterState) -> RankView:

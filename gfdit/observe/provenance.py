@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -26,6 +27,16 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
     }
+
+
+def write_report(folder: Path, name: str, report: dict[str, Any], markdown: str) -> list[Path]:
+    """Write a dated JSON file and its Markdown; ``report`` includes what :func:`provenance` returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{name}_{report['date'][:10]}"
+    paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
+    paths[0].write_text(json.dumps(report, indent=1) + "\n")
+    paths[1].write_text(markdown)
+    return paths
 
 
 def machine() -> str:
