@@ -24,7 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
+    parser.add_argument("--model-name", metavar="NAME", help="what the cost table calls the model")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
+    parser.add_argument("--record", metavar="FILE", type=Path, help="write every event and decision, for replay")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +43,9 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": parse_policy_args(args.policy_arg)}
     load_policy(settings["policy"], settings["policy_args"])
-    for name in ("costs", "timeline"):
+    if args.model_name:
+        settings["model_name"] = args.model_name
+    for name in ("costs", "timeline", "record"):
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
     stage = {

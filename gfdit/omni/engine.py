@@ -131,7 +131,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
-            model=str(self.od_config.model),
+            model=self.settings.name_of(str(self.od_config.model)),
             shape=shape,
             num_steps=trajectory.num_steps,
             arrival_s=arrival_s,

@@ -48,11 +48,12 @@ class ElasticExecutor(DiffusionExecutor):
             RuntimeConfig(
                 run_dir=str(run_dir),
                 num_ranks=self.num_ranks,
-                model=str(self.od_config.model),
+                model=settings.name_of(str(self.od_config.model)),
                 policy=settings.policy,
                 policy_args=settings.policy_args,
                 costs_path=settings.costs,
                 timeline_path=settings.timeline,
+                record_path=settings.record,
                 worker="gfdit.omni.executor:make_executor",
                 worker_payload_path=str(payload_path),
                 start_method="forkserver" if on_cpu else "spawn",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from gfdit.core.policy_loading import load_policy
 class Settings:
     """``ranks`` defaults to the stage's data-parallel size. Times in seconds, sizes in pixels.
 
-    ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own.
+    ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
+    tables and policies call the model. ``record`` is a file for every event and command of the control plane.
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
@@ -27,8 +29,10 @@ class Settings:
     policy_args: dict[str, str] = field(default_factory=dict)
     ranks: int | None = None
     adapter: str | None = None
+    model_name: str | None = None
     costs: str | None = None
     timeline: str | None = None
+    record: str | None = None
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096
@@ -56,3 +60,10 @@ class Settings:
             raise ValueError(f"gfdit setting 'ranks' must be at least 1, got {settings.ranks}")
         load_policy(settings.policy, settings.policy_args)
         return settings
+
+    def name_of(self, model: str) -> str:
+        """What to call ``model``: a checkpoint folder by its own name, a hub name as it is."""
+        if self.model_name:
+            return self.model_name
+        folder = Path(model).expanduser()
+        return folder.resolve().name if folder.is_dir() else model

@@ -19,6 +19,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy_args: dict[str, str] = {}
     costs_path: str | None = None
     timeline_path: str | None = None
+    record_path: str | None = None
     worker: str
     worker_payload_path: str
     start_method: str = "spawn"

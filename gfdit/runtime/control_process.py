@@ -21,9 +21,9 @@ import zmq
 from gfdit.core import ControlPlane, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost import CostModel
 from gfdit.core.cost_table import CostTable, NominalCostModel, TableCostModel
 from gfdit.core.policy_loading import load_policy
+from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
@@ -40,12 +40,14 @@ class ControlProcess:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
+        costs = None if config.costs_path is None else CostTable.load(config.costs_path)
         self.plane = ControlPlane(
             GuardedPolicy(load_policy(config.policy, config.policy_args), config.policy_timeout_s),
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
-            _cost_model(config),
+            NominalCostModel() if costs is None else TableCostModel(costs),
         )
         self.timeline = TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
+        self.recording = _open_recording(config, costs)
         self._context = zmq.Context()
         self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
         self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
@@ -127,6 +129,8 @@ class ControlProcess:
             self._take_engine_messages()
             if self.plane.idle:
                 self.plane.check_integrity()
+                if self.recording is not None:
+                    self.recording.flush()
             if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
                 self._wake_at_s = None
                 self._feed(ev.WakeUp())
@@ -139,6 +143,8 @@ class ControlProcess:
         self._supervisor.stop(grace_s=1.0 if self._failed else 10.0)
         if self.timeline is not None:
             self.timeline.close()
+        if self.recording is not None:
+            self.recording.close()
         self._context.destroy(linger=500)
         # The engine does this too, unless it was killed.
         shutil.rmtree(self.config.run_dir, ignore_errors=True)
@@ -229,7 +235,10 @@ class ControlProcess:
     # Output
 
     def _feed(self, event: ev.Event) -> None:
-        for command in self.plane.handle(event, time.monotonic()):
+        now_s = time.monotonic()
+        recording = self.recording
+        commands = recording.handle(self.plane, event, now_s) if recording else self.plane.handle(event, now_s)
+        for command in commands:
             self._emitters[type(command)](command)
         match event:
             case ev.TaskFinished(dispatch_id) | ev.TaskFailed(dispatch_id):
@@ -274,10 +283,17 @@ class ControlProcess:
         push(self._engine, message)
 
 
-def _cost_model(config: RuntimeConfig) -> CostModel:
-    if config.costs_path is None:
-        return NominalCostModel()
-    return TableCostModel(CostTable.load(config.costs_path))
+def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingWriter | None:
+    if config.record_path is None:
+        return None
+    header = RecordingHeader(
+        model=config.model,
+        num_ranks=config.num_ranks,
+        policy=config.policy,
+        policy_args=config.policy_args,
+        costs=costs,
+    )
+    return RecordingWriter(config.record_path, header)
 
 
 def main() -> None:

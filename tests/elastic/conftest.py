@@ -31,7 +31,12 @@ def timeline_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(model: Path, timeline_path: Path) -> Iterator[Engine]:
+def recording_path(timeline_path: Path) -> Path:
+    return timeline_path.with_name("recording.jsonl")
+
+
+@pytest.fixture(scope="session")
+def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[Engine]:
     prepare_cpu_process()
     engine = Engine(
         model,
@@ -42,6 +47,7 @@ def engine(model: Path, timeline_path: Path) -> Iterator[Engine]:
                 "ranks": 4,
                 "policy": f"{Path(__file__).parents[1] / 'support' / 'layout_script.py'}:LayoutScript",
                 "timeline": str(timeline_path),
+                "record": str(recording_path),
                 "threads_per_rank": 1,
                 "comm_timeout_s": 20,
             }

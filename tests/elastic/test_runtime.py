@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gfdit.observe.timeline import Span, read_timeline
+from gfdit.sim.replay import replay
 from tests.support.images import Engine, ImageRequest
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,3 +95,14 @@ def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
         engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
         assert time.monotonic() - started_s < 3, "the ranks are free within one step"
     assert engine.drained()
+
+
+def test_decisions_repeat_from_the_recording(engine: Engine, recording_path: Path) -> None:
+    """Those of every test so far in this run, failures and mistakes of the policy included."""
+    pair = [ImageRequest(128, 128).under("sp2@0,1 sp4@3,1,0,2"), ImageRequest(128, 128).under("sp1@1 sp2@1,2")]
+    engine.images(pair)
+    assert engine.drained()
+    done = replay(recording_path)
+    assert done.difference is None and done.num_events > 40
+    turned = replay(recording_path, {"interleave": "false"})
+    assert turned.difference is not None, "another policy must be noticed"

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +29,9 @@ SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
 class Runtime:
     """A control process with three workers."""
 
-    def __init__(self, payload: bytes = b"", policy: str = f"{POLICY}:LayoutScript") -> None:
+    def __init__(
+        self, payload: bytes = b"", policy: str = f"{POLICY}:LayoutScript", model: str = "m", **config: Any
+    ) -> None:
         run_dir = Path(tempfile.mkdtemp(prefix="gfdit-test-"))
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3)
@@ -36,7 +39,7 @@ class Runtime:
             RuntimeConfig(
                 run_dir=str(run_dir),
                 num_ranks=3,
-                model="m",
+                model=model,
                 policy=policy,
                 policy_timeout_s=0.3,
                 worker="tests.support.fake_executor:make_executor",
@@ -45,6 +48,7 @@ class Runtime:
                 preload=["tests.support.fake_executor"],
                 heap=self.heap.to_json(),
                 comm_timeout_s=5,
+                **config,
             )
         )
         self.num_calls = 0
@@ -54,7 +58,9 @@ class Runtime:
         self.heap.unlink()
 
     def submit(self, name: str, script: str, payload: str = "0.001", num_steps: int = 4) -> None:
-        request = Request(name, "m", Shape(64, 64), num_steps, time.monotonic(), slo_class=script)
+        request = Request(
+            name, self.client.config.model, Shape(64, 64), num_steps, time.monotonic(), slo_class=script
+        )
         self.client.send(msg.Submit(request, trajectory(name, num_steps, SPECS), payload.encode()))
 
     def until_ended(self, *names: str, timeout_s: float = 20) -> dict[str, msg.Ended]:

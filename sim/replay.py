@@ -1,0 +1,95 @@
+"""Give the events of a recording to a fresh control plane and compare what it commands, byte for byte.
+
+``gfdit serve --record FILE`` records and ``python -m gfdit.sim.replay FILE`` repeats. A policy takes its time from
+the view alone, so the same events give the same commands wherever they are replayed. What a real clock decided does
+not repeat: a policy that was stopped because it thought for too long.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from gfdit.core import ControlPlane, RankRecord
+from gfdit.core.cost_table import NominalCostModel, TableCostModel
+from gfdit.core.policy_loading import load_policy
+from gfdit.observe.recording import RecordingHeader, Step, command_line, read_recording, refusal_line
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first line at which a replay departs from its recording; empty where one of them has none."""
+
+    line_number: int
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        recorded, replayed = self.recorded or "nothing", self.replayed or "nothing"
+        return f"line {self.line_number} differs\n  recorded: {recorded}\n  replayed: {replayed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """``difference`` is None if every command was the same; the replay stops at the first one."""
+
+    num_events: int
+    num_commands: int
+    difference: Difference | None = None
+
+
+def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Replay:
+    """``policy_args`` change arguments of the recorded policy, to see where decisions part.
+
+    Raises ``ValueError`` for a file that is not a recording and for a policy that cannot be loaded.
+    """
+    header, steps = read_recording(path)
+    plane = make_control_plane(header, policy_args or {})
+    num_events = num_commands = 0
+    for step in steps:
+        num_events += 1
+        answer = _answer(plane, step)
+        for number, (recorded, again) in enumerate(
+            zip_longest(step.answer, answer, fillvalue=b""), start=step.line_number + 1
+        ):
+            if recorded != again:
+                difference = Difference(number, recorded.decode(errors="replace"), again.decode())
+                return Replay(num_events, num_commands, difference)
+            num_commands += 1
+    return Replay(num_events, num_commands)
+
+
+def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) -> ControlPlane:
+    """The control plane of the server that wrote ``header``, at its start."""
+    policy = load_policy(header.policy, {**header.policy_args, **policy_args})
+    cost = NominalCostModel() if header.costs is None else TableCostModel(header.costs)
+    ranks = [RankRecord(rank, frozenset({header.model})) for rank in range(header.num_ranks)]
+    return ControlPlane(policy, ranks, cost)
+
+
+def _answer(plane: ControlPlane, step: Step) -> list[bytes]:
+    try:
+        return [command_line(command) for command in plane.handle(step.event, step.now_s)]
+    except ValueError as error:
+        return [refusal_line(error)]
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m gfdit.sim.replay RECORDING", file=sys.stderr)
+        return 2
+    try:
+        done = replay(argv[0])
+    except (ValueError, OSError) as error:
+        print(f"replay: error: {error}", file=sys.stderr)
+        return 2
+    verdict = "all as recorded" if done.difference is None else str(done.difference)
+    print(f"{done.num_events} events, {done.num_commands} commands: {verdict}")
+    return 0 if done.difference is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
