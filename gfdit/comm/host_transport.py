@@ -23,13 +23,14 @@ from gfdit.comm.agreement import NUM_SLOTS, EdgeAgreement, edge_digest, is_behin
 from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.futex import Waiter
 from gfdit.comm.heap import Call, PeerSlice
-from gfdit.comm.layout import ABORT_WORD, CREDIT_WORD, SegmentLayout
+from gfdit.comm.layout import ABORT_WORD, CREDIT_WORD, MAX_CHUNKS, SIGNAL_WORD, WORD_BYTES, SegmentLayout
 
 # Long enough to catch a peer that is already on its way, short enough to cost nothing; yields every turn.
 _SPIN_S = 60e-6
 # Bounds what an abort that races with falling asleep can cost.
 _SLEEP_SLICE_S = 0.02
-_WORD_BYTES = 8
+# A host copies a slot in one piece: of a slot's tokens it uses the first.
+TOKEN_WORDS = tuple(SIGNAL_WORD + slot * MAX_CHUNKS for slot in range(NUM_SLOTS))
 
 
 @dataclass(slots=True)
@@ -128,8 +129,8 @@ class HostTransport:
             port = self._ports[rank]
             for line in (port.outbound_line, port.inbound_line):
                 self._words[line + ABORT_WORD] = port.abort_mark
-                for word in range(ABORT_WORD):
-                    self._waiter.wake(self._address + _WORD_BYTES * (line + word))
+                for word in (CREDIT_WORD, *TOKEN_WORDS):
+                    self._waiter.wake(self._address + WORD_BYTES * (line + word))
 
     def reset(self, ranks: Iterable[int], generation: int | None = None) -> None:
         ports = [self._ports[rank] for rank in ranks]
@@ -168,7 +169,7 @@ class HostTransport:
         chunk_bytes = min(num_bytes - begin, self._slot_bytes)
         if chunk_bytes > 0:
             ctypes.memmove(port.outbound_slots[slot], address + begin, chunk_bytes)
-        self._store(port.outbound_line + slot, token)
+        self._store(port.outbound_line + TOKEN_WORDS[slot], token)
 
     def _pull(self, port: Port, call: Call, num_bytes: int, begin: int, address: int) -> None:
         """Observe one chunk of the peer and copy it out; the caller completes the instance."""
@@ -181,7 +182,7 @@ class HostTransport:
         """Wait for the peer's token of this instance; returns the data slot that holds its payload."""
         slot, expected = port.agreement.expect(edge_digest(call.seed, call.operation, num_bytes))
         edge = (port.peer, self._rank)
-        observed = self._wait(call, port.inbound_line + slot, expected, edge)
+        observed = self._wait(call, port.inbound_line + TOKEN_WORDS[slot], expected, edge)
         if observed != expected:
             detail = f"{call.describe()}, {num_bytes} bytes expected on this edge"
             raise CommMismatch(
@@ -194,7 +195,7 @@ class HostTransport:
         if self._fence is not None:
             self._fence()
         self._words[word] = value
-        self._waiter.wake(self._address + _WORD_BYTES * word)
+        self._waiter.wake(self._address + WORD_BYTES * word)
 
     def _wait(self, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str = "") -> int:
         """Load ``word`` with acquire order until it is no longer behind ``expected``; returns its value."""
@@ -221,7 +222,7 @@ class HostTransport:
             if now < spin_until:
                 _yield_core()
             else:
-                address = self._address + _WORD_BYTES * word
+                address = self._address + WORD_BYTES * word
                 self._waiter.wait(address, observed, min(deadline - now, _SLEEP_SLICE_S), attempt)
                 attempt += 1
         return observed
@@ -270,8 +271,8 @@ def _make_port(layout: SegmentLayout, lane: int, address: int, rank: int, peer: 
     mine, theirs = rank * layout.segment_bytes, peer * layout.segment_bytes
     return Port(
         peer=peer,
-        inbound_line=(mine + layout.line_offset(lane, rank, peer)) // _WORD_BYTES,
-        outbound_line=(theirs + layout.line_offset(lane, peer, rank)) // _WORD_BYTES,
+        inbound_line=(mine + layout.line_offset(lane, rank, peer)) // WORD_BYTES,
+        outbound_line=(theirs + layout.line_offset(lane, peer, rank)) // WORD_BYTES,
         inbound_slots=tuple(
             address + mine + layout.slot_offset(lane, rank, peer, slot) for slot in range(NUM_SLOTS)
         ),

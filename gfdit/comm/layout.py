@@ -2,11 +2,15 @@
 
 Segment of rank ``r``::
 
-    for each lane, for each peer p:   one 64-byte line of words, written by p (and by r: abort only)
+    for each lane, for each peer p:   one line of 64-bit words, written by p (and by r: abort, offsets it read)
     for each lane, for each peer p:   two data slots, written by p, read by r
-    scratch                           free for kernels and tests
+    for each lane, for each peer p:   two low-latency slots (data and flag in one word), written by p, read by r
+    for each lane:                    export area, written by r, read by its peers
+    for each lane, for each rank s:   multicast area of s, written by s in every segment at once
+    scratch                           tensors allocated from the heap; free for tests
 
-Everything ``r`` waits on is in its own segment, so waiting never crosses a link.
+Everything ``r`` waits on is in its own segment, so waiting never crosses a link. The host transport uses the first
+signal word of a slot and the data slots; kernels use all of it.
 """
 
 from __future__ import annotations
@@ -15,11 +19,17 @@ from dataclasses import dataclass
 
 from gfdit.comm.agreement import NUM_SLOTS
 
-LINE_BYTES = 64
+WORD_BYTES = 8
 PAGE_BYTES = 4096
-# Word indices (8 bytes each) inside an edge's line: NUM_SLOTS signal tokens, then these.
-CREDIT_WORD = NUM_SLOTS
-ABORT_WORD = NUM_SLOTS + 1
+# A kernel splits what it puts into a slot into at most this many chunks, each with its own token.
+MAX_CHUNKS = 64
+# Word indices (8 bytes each) inside an edge's line.
+CREDIT_WORD = 0
+ABORT_WORD = 1
+ARMED_WORD = 2  # the receiver cleared its low-latency slots in this generation
+OFFSET_WORD = 4  # NUM_SLOTS words: where in the writer's segment the data is, for transfers without staging
+SIGNAL_WORD = 16  # NUM_SLOTS x MAX_CHUNKS tokens
+LINE_BYTES = (SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS) * WORD_BYTES
 
 
 def _align(num_bytes: int, to: int) -> int:
@@ -28,48 +38,99 @@ def _align(num_bytes: int, to: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """Byte offsets inside a segment; identical in every rank by construction."""
+    """Byte offsets inside a segment; identical in every rank by construction.
+
+    ``low_latency_bytes`` counts payload: a low-latency slot takes twice that.
+    """
 
     world_size: int
     num_lanes: int
     slot_bytes: int
     scratch_bytes: int = 0
+    low_latency_bytes: int = 0
+    export_bytes: int = 0
+    multicast_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or self.num_lanes < 1:
             raise ValueError(f"a heap needs ranks and lanes, got {self.world_size} and {self.num_lanes}")
-        if self.slot_bytes < LINE_BYTES or self.slot_bytes % LINE_BYTES:
-            raise ValueError(f"slot_bytes must be a positive multiple of {LINE_BYTES}, got {self.slot_bytes}")
-        if self.scratch_bytes < 0:
-            raise ValueError(f"scratch_bytes must not be negative, got {self.scratch_bytes}")
+        if self.slot_bytes < 64 or self.slot_bytes % 64:
+            raise ValueError(f"slot_bytes must be a positive multiple of 64, got {self.slot_bytes}")
+        for name in ("scratch_bytes", "low_latency_bytes", "export_bytes", "multicast_bytes"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+            if value % 64 and name != "scratch_bytes":
+                raise ValueError(f"{name} must be a multiple of 64, got {value}")
 
     @property
-    def _edges_per_lane(self) -> int:
+    def edges_per_lane(self) -> int:
+        """A rank shares no edge with itself: peers above the owner move down by one."""
         return self.world_size - 1
 
     @property
+    def _num_edges(self) -> int:
+        return self.num_lanes * self.edges_per_lane
+
+    @property
+    def low_latency_slot_bytes(self) -> int:
+        return 2 * self.low_latency_bytes
+
+    @property
     def _data_offset(self) -> int:
-        return _align(self.num_lanes * self._edges_per_lane * LINE_BYTES, PAGE_BYTES)
+        return _align(self._num_edges * LINE_BYTES, PAGE_BYTES)
+
+    @property
+    def _low_latency_offset(self) -> int:
+        return self._data_offset + _align(self._num_edges * NUM_SLOTS * self.slot_bytes, PAGE_BYTES)
+
+    @property
+    def _export_offset(self) -> int:
+        slots = self._num_edges * NUM_SLOTS * self.low_latency_slot_bytes
+        return self._low_latency_offset + _align(slots, PAGE_BYTES)
+
+    @property
+    def _multicast_offset(self) -> int:
+        return self._export_offset + _align(self.num_lanes * self.export_bytes, PAGE_BYTES)
 
     @property
     def scratch_offset(self) -> int:
-        num_slots = self.num_lanes * self._edges_per_lane * NUM_SLOTS
-        return self._data_offset + _align(num_slots * self.slot_bytes, PAGE_BYTES)
+        areas = self.num_lanes * self.world_size * self.multicast_bytes
+        return self._multicast_offset + _align(areas, PAGE_BYTES)
 
     @property
     def segment_bytes(self) -> int:
         # A world of one has no edges, yet something to map.
         return max(self.scratch_offset + _align(self.scratch_bytes, PAGE_BYTES), PAGE_BYTES)
 
+    def lines_offset(self, lane: int) -> int:
+        """The lines of a lane, one per edge."""
+        return lane * self.edges_per_lane * LINE_BYTES
+
     def line_offset(self, lane: int, owner: int, peer: int) -> int:
         """The line in ``owner``'s segment that ``peer`` writes."""
-        return self._edge_index(lane, owner, peer) * LINE_BYTES
+        return self.lines_offset(lane) + _edge_index(owner, peer) * LINE_BYTES
+
+    def slots_offset(self, lane: int) -> int:
+        """The data slots of a lane, ``NUM_SLOTS`` per edge."""
+        return self._data_offset + lane * self.edges_per_lane * NUM_SLOTS * self.slot_bytes
 
     def slot_offset(self, lane: int, owner: int, peer: int, slot: int) -> int:
         """Data slot ``slot`` in ``owner``'s segment that ``peer`` writes."""
-        index = self._edge_index(lane, owner, peer) * NUM_SLOTS + slot
-        return self._data_offset + index * self.slot_bytes
+        index = _edge_index(owner, peer) * NUM_SLOTS + slot
+        return self.slots_offset(lane) + index * self.slot_bytes
 
-    def _edge_index(self, lane: int, owner: int, peer: int) -> int:
-        # A rank shares no edge with itself: peers above the owner move down by one.
-        return lane * self._edges_per_lane + peer - (peer > owner)
+    def low_latency_offset(self, lane: int) -> int:
+        """The low-latency slots of a lane, ``NUM_SLOTS`` per edge."""
+        return self._low_latency_offset + lane * self.edges_per_lane * NUM_SLOTS * self.low_latency_slot_bytes
+
+    def export_offset(self, lane: int) -> int:
+        """What the owner of a segment lets its peers read."""
+        return self._export_offset + lane * self.export_bytes
+
+    def multicast_offset(self, lane: int, source: int) -> int:
+        """What ``source`` writes into all segments at once."""
+        return self._multicast_offset + (lane * self.world_size + source) * self.multicast_bytes
+
+
+def _edge_index(owner: int, peer: int) -> int:
+    return peer - (peer > owner)

@@ -23,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -49,10 +49,19 @@ class HeapDescriptor:
     lanes: tuple[str, ...]
     slot_bytes: int
     scratch_bytes: int
+    low_latency_bytes: int = 0
+    export_bytes: int = 0
 
     @property
     def layout(self) -> SegmentLayout:
-        return SegmentLayout(self.world_size, len(self.lanes), self.slot_bytes, self.scratch_bytes)
+        return SegmentLayout(
+            self.world_size,
+            len(self.lanes),
+            self.slot_bytes,
+            self.scratch_bytes,
+            self.low_latency_bytes,
+            self.export_bytes,
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -84,22 +93,26 @@ class SharedMemoryHeap:
         lanes: Sequence[str] = DEFAULT_LANES,
         slot_bytes: int = DEFAULT_SLOT_BYTES,
         scratch_bytes: int = 0,
+        low_latency_bytes: int = 0,
+        export_bytes: int = 0,
     ) -> HeapDescriptor:
         """Reserve the memory for ``world_size`` ranks; the caller owns it and must ``unlink`` the descriptor.
 
-        ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair.
+        ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair. The host
+        transport needs no ``low_latency_bytes`` and ``export_bytes``; kernels do.
         Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
         """
         if len(set(lanes)) != len(lanes):
             raise ValueError(f"lane names must differ, got {tuple(lanes)}")
-        layout = SegmentLayout(world_size, len(lanes), slot_bytes, scratch_bytes)
+        session = secrets.randbits(63)
+        sizes = (slot_bytes, scratch_bytes, low_latency_bytes, export_bytes)
+        descriptor = HeapDescriptor("", session, world_size, tuple(lanes), *sizes)
+        layout = descriptor.layout
         directory = _directory()
         _remove_abandoned(directory)
         path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
-        session = secrets.randbits(63)
-        descriptor = HeapDescriptor(path, session, world_size, tuple(lanes), slot_bytes, scratch_bytes)
         _reserve(path, layout.segment_bytes * world_size)
-        return descriptor
+        return replace(descriptor, path=path)
 
     @classmethod
     def attach(cls, descriptor: HeapDescriptor, rank: int) -> SharedMemoryHeap:

@@ -26,10 +26,12 @@ def nothing_left_behind():
 
 
 def test_layout_regions_do_not_overlap() -> None:
-    layout = SegmentLayout(world_size=4, num_lanes=2, slot_bytes=4096, scratch_bytes=100)
+    layout = SegmentLayout(4, 2, slot_bytes=4096, scratch_bytes=100, low_latency_bytes=192, export_bytes=8192)
     for owner in range(4):
         regions = [(layout.scratch_offset, 100)]
         for lane in range(2):
+            regions.append((layout.export_offset(lane), 8192))
+            regions.append((layout.low_latency_offset(lane), 3 * 2 * 2 * 192))
             for peer in set(range(4)) - {owner}:
                 regions.append((layout.line_offset(lane, owner, peer), LINE_BYTES))
                 regions += [(layout.slot_offset(lane, owner, peer, slot), 4096) for slot in range(2)]
@@ -37,7 +39,7 @@ def test_layout_regions_do_not_overlap() -> None:
         for (begin, size), (following, _) in itertools.pairwise(regions):
             assert begin + size <= following
         assert sum(regions[-1]) <= layout.segment_bytes
-        assert all(begin % LINE_BYTES == 0 for begin, _ in regions)
+        assert all(begin % 64 == 0 for begin, _ in regions)
 
 
 def test_descriptor_travels() -> None:

@@ -14,7 +14,7 @@ import torch
 from gfdit.comm import CommError, CommTimeout, GroupFreeComm, SharedMemoryHeap
 from gfdit.comm.agreement import EdgeAgreement, edge_digest, make_token
 from gfdit.comm.heap import Call
-from gfdit.comm.host_transport import HostTransport, Port
+from gfdit.comm.host_transport import TOKEN_WORDS, HostTransport, Port
 from tests.comm.worlds import open_world, same_bits
 
 ROUNDS = 12
@@ -162,11 +162,11 @@ def replayed_token(comm: GroupFreeComm) -> str:
         comm.barrier(group)
     if comm.rank == 1:
         port = comm._transport._ports[0]
-        slot = port.agreement.published % 2
-        old = comm._heap._words[port.outbound_line + slot]
+        word = port.outbound_line + TOKEN_WORDS[port.agreement.published % 2]
+        old = comm._heap._words[word]
         assert old != 0
-        comm._transport._store(port.outbound_line + slot, old)
-        return ""
+        comm._transport._store(word, old)
+        return "forged"
     with pytest.raises(CommTimeout) as caught:
         comm.barrier(group)
     return str(caught.value)
@@ -176,4 +176,5 @@ def test_a_replayed_token_is_not_taken_for_an_arrival() -> None:
     with open_world(2) as world:
         world.start_all(replayed_token, comm_timeout_s=1.0)
         text = world.result(0)
+        assert world.result(1) == "forged"
     assert "expected token" in text and "instance 5" in text and "instance 3" in text
