@@ -90,7 +90,7 @@ class ModelAdapter(Protocol):
         ...
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
-        """Run one dispatch inside its task scope; several calls are one batched step."""
+        """Run tasks inside their task scope; several calls are one batched step, of one step-batch key."""
         ...
 
     def sampling_params(self, call: TaskCall) -> Any:

@@ -23,6 +23,7 @@ from vllm_omni.diffusion.worker.utils import (
 )
 
 from gfdit.adapters.base import Artifact, ArtifactCodec, ReplicatedCodec, TaskCall, TaskOutput, Trajectory
+from gfdit.adapters.batching import log_split
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, trajectory
 
@@ -130,11 +131,18 @@ class StepExecutionAdapter:
         raise NotImplementedError("a trajectory of this adapter has no prepare task")
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
-        """One step of each request, in one forward pass."""
+        """One step of each request, in one forward pass if vLLM-Omni can make a batch of them."""
         states = [self.resume(call) for call in calls]
+        try:
+            batch = InputBatch.make_batch(states)
+        except ValueError as error:
+            if len(calls) == 1:
+                raise
+            log_split(str(error))
+            return [output for call in calls for output in self.denoise([call])]
         self.restore_pipeline(states[0])
         clear_pipeline_stage_durations(self.pipeline)
-        noise = self.pipeline.denoise_step(InputBatch.make_batch(states), states=states)
+        noise = self.pipeline.denoise_step(batch, states=states)
         durations = consume_pipeline_stage_durations(self.pipeline)
         row = 0
         for state in states:

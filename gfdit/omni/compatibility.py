@@ -29,6 +29,7 @@ SYMBOLS = (
     ("vllm_omni.diffusion.hooks.sequence_parallel", "apply_sequence_parallel"),
     ("vllm_omni.diffusion.ipc", "pack_diffusion_output_shm"),
     ("vllm_omni.diffusion.ipc", "unpack_diffusion_output_shm"),
+    ("vllm_omni.diffusion.sched.interface", "StepBatchSamplingParamsKey"),
     ("vllm_omni.diffusion.worker.diffusion_model_runner", "DiffusionModelRunner.load_model"),
     ("vllm_omni.diffusion.worker.diffusion_worker", "WorkerWrapperBase"),
     ("vllm_omni.diffusion.worker.input_batch", "InputBatch.make_batch"),

@@ -18,10 +18,11 @@ from vllm_omni.platforms import current_omni_platform
 from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.adapters.base import TaskCall, TaskOutput
+from gfdit.adapters.batching import split_by_key
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm import GroupFreeComm
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task
+from gfdit.core.tasks import Task, TaskKind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.runner import ElasticModelRunner
@@ -86,12 +87,23 @@ class OmniExecutor:
         return results
 
     def run(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
-        """Run one dispatch without touching the store; returns when the device is done with it."""
-        self._activate_lora(self.adapter.sampling_params(calls[0]))
-        with self.runner.task(layout):
-            outputs = self.adapter.execute(calls, layout)
-            current_omni_platform.synchronize()
-        return outputs
+        """Run one dispatch without touching the store; returns when the device is done with it.
+
+        Steps share a forward pass as far as their requests allow; every member of ``layout`` splits them alike.
+        """
+        outputs: dict[str, TaskOutput] = {}
+        for part in self._parts(calls):
+            self._activate_lora(self.adapter.sampling_params(part[0]))
+            with self.runner.task(layout):
+                done = self.adapter.execute(part, layout)
+            outputs.update(zip((call.task.id for call in part), done, strict=True))
+        current_omni_platform.synchronize()
+        return [outputs[call.task.id] for call in calls]
+
+    def _parts(self, calls: list[TaskCall]) -> list[list[TaskCall]]:
+        if calls[0].task.kind is not TaskKind.DENOISE:
+            return [[call] for call in calls]
+        return split_by_key(calls, [self.adapter.sampling_params(call) for call in calls])
 
     def _call_of(self, task: Task, payloads: Mapping[str, bytes]) -> TaskCall:
         inputs = tuple(self.store.get(name) for name in task.inputs)

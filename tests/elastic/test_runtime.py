@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gfdit.observe.timeline import Span, read_timeline
@@ -34,20 +33,6 @@ def test_requests_overlap_in_time_on_disjoint_ranks(engine: Engine, timeline_pat
     assert all(s.sp == 2 for s in spans) and len(spans) == 2 * 2 * 6
     overlaps = [(a, b) for a in ours for b in theirs if a.start_s < b.end_s and b.start_s < a.end_s]
     assert len(overlaps) > 3
-
-
-def test_compatible_steps_run_as_one_batch(engine: Engine, timeline_path: Path) -> None:
-    before = {span.request for span in flushed_spans(timeline_path)}
-    pair = [ImageRequest(256, 256, seed=seed, steps=8).under("batch sp2@0,1") for seed in (1, 2)]
-    together = engine.images(pair)
-    spans = [s for s in flushed_spans(timeline_path) if s.request not in before and s.kind == "denoise"]
-    starts: dict[float, set[str]] = {}
-    for span in spans:
-        if span.rank == 0:
-            starts.setdefault(span.start_s, set()).add(span.request)
-    assert sum(len(requests) == 2 for requests in starts.values()) >= 4
-    for request, image in zip(pair, together, strict=True):
-        assert np.abs(image.astype(int) - engine.image(request).astype(int)).max() <= 1
 
 
 def flushed_spans(path: Path) -> list[Span]:

@@ -27,6 +27,8 @@ class ImageRequest:
     negative_prompt: str | None = None
     num_images: int = 1
     script: str = ""  # for tests.support.layout_script
+    prompt: str = "a red panda"
+    true_cfg_scale: float = 4.0
 
     def under(self, script: str) -> ImageRequest:
         return replace(self, script=script)
@@ -35,7 +37,7 @@ class ImageRequest:
         """(prompt, sampling parameters) of vLLM-Omni."""
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-        prompt = {"prompt": "a red panda"}
+        prompt = {"prompt": self.prompt}
         if self.negative_prompt is not None:
             prompt["negative_prompt"] = self.negative_prompt
         extra_args = {"gfdit": {"slo_class": self.script}} if self.script else {}
@@ -44,7 +46,7 @@ class ImageRequest:
             width=self.width,
             num_inference_steps=self.steps,
             seed=self.seed,
-            true_cfg_scale=4.0,
+            true_cfg_scale=self.true_cfg_scale,
             num_outputs_per_prompt=self.num_images,
             extra_args=extra_args,
         )

@@ -86,6 +86,29 @@ class TestExtension:
 
         setattr(GroupFreeUlysses, "pre_attention", original if rank is None else failing)  # noqa: B010
 
+    def watch_pipeline(self) -> None:
+        """Count the requests in each denoising pass, and keep the latents that are decoded."""
+        self._batches: list[int] = []
+        self._latents: dict[int, Any] = {}
+        pipeline = self.model_runner.pipeline  # type: ignore[attr-defined]
+        denoise_step, post_decode = pipeline.denoise_step, pipeline.post_decode
+
+        def watched_denoise_step(batch: Any, **kwargs: Any) -> Any:
+            self._batches.append(batch.num_reqs)
+            return denoise_step(batch, **kwargs)
+
+        def watched_post_decode(state: Any, **kwargs: Any) -> Any:
+            self._latents[state.sampling.seed] = state.latents.numpy().copy()
+            return post_decode(state, **kwargs)
+
+        pipeline.denoise_step, pipeline.post_decode = watched_denoise_step, watched_post_decode
+
+    def seen(self) -> tuple[list[int], dict[int, Any]]:
+        """(requests per denoising pass, decoded latents by seed) since the last call."""
+        seen = self._batches, self._latents
+        self._batches, self._latents = [], {}
+        return seen
+
     def _original(self, owner: type, name: str) -> Callable[..., Any]:
         """The method as it was before any sabotage."""
         if not hasattr(self, "_originals"):
