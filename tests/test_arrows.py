@@ -34,7 +34,7 @@ ARROWS = {
     "__init__": _arrows("", ""),
     "core": _arrows("", "", forbidden_stdlib=EFFECTS),
     "policies": _arrows("core observe", "numpy", forbidden_stdlib=EFFECTS),
-    "sim": _arrows("core observe", "numpy matplotlib"),
+    "sim": _arrows("core observe", "numpy matplotlib scipy"),
     "observe": _arrows("core", None),
     "comm": _arrows("kernels", "torch triton numpy"),
     "kernels": _arrows("comm", "torch triton numpy"),
