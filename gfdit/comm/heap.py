@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from gfdit.comm.layout import SegmentLayout
+
 
 class Operation(IntEnum):
     """What a token says was issued; part of its digest, so the numbers are part of the protocol."""
@@ -97,3 +99,17 @@ class SymmetricHeap(Protocol):
 
     def close(self) -> None:
         """Unmap; the heap and everything opened from it is unusable afterwards."""
+
+
+class KernelHeap(SymmetricHeap, Protocol):
+    """A heap whose lanes are driven by kernels."""
+
+    @property
+    def layout(self) -> SegmentLayout: ...
+
+    @property
+    def multicast_pointer(self) -> int:
+        """Where a store reaches every rank's segment at the same offset; 0 if the hardware cannot."""
+
+    def segment(self, rank: int) -> torch.Tensor:
+        """All of ``rank``'s segment, uint8; a peer's can be written, too."""

@@ -158,10 +158,19 @@ class SharedMemoryHeap:
     def base_pointer(self, rank: int) -> int:
         return self._address + rank * self.layout.segment_bytes
 
+    @property
+    def multicast_pointer(self) -> int:
+        return 0
+
+    def segment(self, rank: int) -> torch.Tensor:
+        """All of ``rank``'s segment, uint8; drop every view before ``close``."""
+        size = self.layout.segment_bytes
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=rank * size)
+
     def scratch(self, rank: int) -> torch.Tensor:
         """``rank``'s scratch region, uint8 of ``scratch_bytes``; drop every view before ``close``."""
-        offset = rank * self.layout.segment_bytes + self.layout.scratch_offset
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=self.descriptor.scratch_bytes, offset=offset)
+        begin = self.layout.scratch_offset
+        return self.segment(rank)[begin : begin + self.descriptor.scratch_bytes]
 
     def open_lane(self, lane: str, *, timeout_s: float) -> HostTransport:
         if self._closed:

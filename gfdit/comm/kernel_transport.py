@@ -1,0 +1,210 @@
+"""Agreement and data movement by kernels: on a GPU, or interpreted over memory that rank processes share.
+
+The counters live in device memory, so an operation is one launch that the host does not wait for and that a
+captured graph may replay. A failure shows in the lane's status cell. The interpreter runs a launch to its end, so
+there the operation itself raises; on a GPU the next operation or ``check`` does.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gfdit.comm.agreement import NUM_SLOTS, EdgeAgreement, edge_digest
+from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
+from gfdit.comm.even import EvenParts, even_parts
+from gfdit.comm.exchange_paths import PATHS, Choice, Exchange, Path
+from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
+from gfdit.comm.kernel_state import LaneState
+from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
+from gfdit.kernels import edges
+from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
+
+_UNSIGNED = (1 << 64) - 1
+
+
+class KernelTransport:
+    """One lane of one rank. See ``Transport``.
+
+    Operations are ordered by the stream they are launched on: use a lane from one stream at a time. After any
+    failure the edges of that operation refuse further work (CommAborted) until ``reset``.
+    """
+
+    def __init__(self, heap: KernelHeap, lane: str, timeout_s: float) -> None:
+        self._rank = heap.rank
+        self._lane = lane
+        self._lane_index = heap.lanes.index(lane)
+        self._layout = heap.layout
+        self._heap = heap
+        self._state = LaneState(heap, self._lane_index, timeout_s)
+        self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
+        self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
+        self._busy = threading.Lock()
+        # What the host knows of an edge: its generation, and why it needs a reset.
+        self._agreements = {peer: EdgeAgreement() for peer in range(heap.world_size) if peer != self._rank}
+        self._broken: dict[int, str] = {}
+
+    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
+        parts = {piece.rank: piece for piece in peers}
+        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
+            even = even_parts(call.ranks, parts) if len(call.ranks) <= MAX_PACKED else None
+            num_bytes = max((max(piece.send_bytes, piece.recv_bytes) for piece in peers), default=0)
+            choice = self._choose(call, num_bytes)
+            exchange = Exchange(
+                heap=self._heap,
+                state=self._state,
+                lane_index=self._lane_index,
+                members=self._members(call, choice, even, parts),
+                source=source,
+                target=target,
+                even=even,
+                parts=parts,
+                alignment=_combined(
+                    even or [x for piece in peers for x in (piece.send_offset, piece.recv_offset)]
+                ),
+                choice=choice,
+            )
+            PATHS[choice.path](exchange)
+
+    def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
+        raise NotImplementedError
+
+    def abort(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            mark = self._agreements[rank].generation << 1 | 1
+            for owner, peer in ((self._rank, rank), (rank, self._rank)):
+                self._line(owner, peer)[ABORT_WORD] = mark
+
+    def reset(self, ranks: Iterable[int], generation: int | None = None) -> None:
+        ranks = list(ranks)
+        self._enter()
+        try:
+            generations = [self._agreements[rank].next_generation(generation) for rank in ranks]
+            self._synchronize()
+            for rank, new in zip(ranks, generations, strict=True):
+                self._agreements[rank].reset(new)
+                edge = self._state.edge(rank)
+                edge.zero_()
+                edge[edges.EDGE_GENERATION.value] = new
+                self._low_latency_slots(rank).zero_()
+                # Only now may the peer's kernels store into them.
+                self._line(rank, self._rank)[ARMED_WORD] = new
+                self._broken.pop(rank, None)
+            self._synchronize()
+        finally:
+            self._busy.release()
+
+    def check(self) -> None:
+        """Raise what the kernels launched so far have run into; waits for nothing unless it raises."""
+        kind = int(self._state.status[edges.STATUS_KIND.value])
+        if kind:
+            raise self._failure(kind)
+
+    @contextmanager
+    def _operation(self, call: Call, peers: Sequence[int]) -> Iterator[None]:
+        self._enter()
+        try:
+            self.check()
+            for peer in peers:
+                if peer in self._broken:
+                    detail = f"{call.describe()}; the edge needs a reset since {self._broken[peer]}"
+                    operation = call.operation.name.lower()
+                    raise CommAborted(self._rank, (peer, self._rank), 0, 0, self._lane, operation, detail)
+            yield
+            if not self._state.on_gpu:
+                self.check()
+        finally:
+            self._busy.release()
+
+    def _enter(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ValueError(f"lane {self._lane!r} of rank {self._rank} is in use by another thread")
+
+    def _choose(self, call: Call, num_bytes: int) -> Choice:
+        """How to exchange at most ``num_bytes`` per edge. Uneven parts may differ between members: see there."""
+        return Choice(Path.PUSH, chunk_bytes=max(self._layout.slot_bytes // 4 // 16 * 16, 16), num_programs=1)
+
+    def _members(
+        self, call: Call, choice: Choice, even: EvenParts | None, parts: Mapping[int, PeerSlice]
+    ) -> Members:
+        return Members(
+            lane=self._state.constants,
+            ranks=call.ranks,
+            index=call.ranks.index(self._rank),
+            digest=_digest(call, choice, even.num_bytes, even.num_bytes) if even else 0,
+            operation=call.operation,
+            table=self._no_table if even else self._table(call, choice, parts),
+            packed=even is not None,
+            ptx=self._state.on_gpu,
+        )
+
+    def _table(self, call: Call, choice: Choice, parts: Mapping[int, PeerSlice]) -> torch.Tensor:
+        """The rows of a group in device memory; written by the first operation that has them, then kept."""
+        rows = []
+        for rank in call.ranks:
+            piece = parts.get(rank, PeerSlice(rank, 0, 0, 0, 0))
+            forth, back = piece.send_bytes, piece.recv_bytes
+            # One digest for both directions of an edge: that from the smaller rank comes first.
+            digest = _digest(call, choice, *((forth, back) if self._rank < rank else (back, forth)))
+            rows.append((*piece, digest, *(0,) * (ROW_WORDS - 6)))
+        key = tuple(rows)
+        if (table := self._tables.get(key)) is None:
+            table = self._tables[key] = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)
+        return table
+
+    def _failure(self, kind: int) -> CommError:
+        """The error in the status cell, which is cleared; the edges of its operation are remembered as broken."""
+        self._synchronize()
+        status = self._state.status.tolist()
+        self._state.status.zero_()
+        kinds = {
+            edges.TIMED_OUT.value: CommTimeout,
+            edges.MISMATCHED.value: CommMismatch,
+            edges.ABORTED.value: CommAborted,
+        }
+        peer, expected, observed = (
+            status[field.value] for field in (edges.STATUS_PEER, edges.STATUS_EXPECTED, edges.STATUS_OBSERVED)
+        )
+        operation = Operation(status[edges.STATUS_OPERATION.value]).name.lower()
+        error = kinds[kind](
+            self._rank, (peer, self._rank), expected & _UNSIGNED, observed & _UNSIGNED, self._lane, operation
+        )
+        for other in self._agreements:
+            if int(self._state.edge(other)[edges.EDGE_BROKEN.value]):
+                self._broken.setdefault(other, f"'{error}'")
+        return error
+
+    def _synchronize(self) -> None:
+        if self._state.on_gpu:
+            torch.cuda.current_stream(self._heap.device).synchronize()
+
+    def _line(self, owner: int, peer: int) -> torch.Tensor:
+        """The words in ``owner``'s segment that ``peer`` writes."""
+        begin = self._layout.line_offset(self._lane_index, owner, peer)
+        return self._heap.segment(owner)[begin : begin + 16 * WORD_BYTES].view(torch.int64)
+
+    def _low_latency_slots(self, peer: int) -> torch.Tensor:
+        """Those in this rank's segment that ``peer`` writes."""
+        size = NUM_SLOTS * self._layout.low_latency_slot_bytes
+        begin = self._layout.low_latency_offset(self._lane_index) + (peer - (peer > self._rank)) * size
+        return self._heap.segment(self._rank)[begin : begin + size]
+
+
+def _combined(offsets: Iterable[int]) -> int:
+    """All offsets combined with "or": as aligned as the least aligned of them."""
+    combined = 0
+    for offset in offsets:
+        combined |= offset
+    return combined
+
+
+def _digest(call: Call, choice: Choice, forth_bytes: int, back_bytes: int) -> int:
+    how = f"{choice.path} {choice.chunk_bytes} {choice.num_programs} {back_bytes}".encode()
+    return edge_digest(call.seed ^ zlib.crc32(how), call.operation, forth_bytes)

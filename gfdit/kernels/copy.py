@@ -1,0 +1,47 @@
+"""Copies of any number of bytes between any two addresses, as wide as their alignment allows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy_bytes(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy ``num_bytes`` from address ``source`` to address ``target`` (int64), ``BLOCK`` bytes a turn.
+
+    Both addresses must be multiples of ``WIDTH`` (16, 4 or 1); ``num_bytes`` may be anything, also negative: then
+    nothing happens.
+    """
+    whole = tl.maximum(num_bytes, 0) // WIDTH * WIDTH
+    if WIDTH == 16:
+        _copy_pairs(target, source, whole, BLOCK)
+    elif WIDTH == 4:
+        _copy_elements(target, source, whole // 4, tl.int32, BLOCK // 4)
+    else:
+        _copy_elements(target, source, whole, tl.int8, BLOCK)
+    if WIDTH > 1:
+        if num_bytes > whole:
+            _copy_elements(target + whole, source + whole, num_bytes - whole, tl.int8, WIDTH)
+
+
+@triton.jit
+def _copy_pairs(target, source, num_bytes, BLOCK: tl.constexpr):
+    # The hint says what the caller promised; with it a thread moves two words in one instruction.
+    source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
+    target_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
+    num_words = num_bytes // 16 * 2
+    for first in range(0, num_words, BLOCK // 8):
+        index = first + tl.arange(0, BLOCK // 8)
+        mask = index < num_words
+        tl.store(target_words + index, tl.load(source_words + index, mask=mask), mask=mask)
+
+
+@triton.jit
+def _copy_elements(target, source, count, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    source_elements = source.to(tl.pointer_type(DTYPE))
+    target_elements = target.to(tl.pointer_type(DTYPE))
+    for first in range(0, count, BLOCK):
+        index = first + tl.arange(0, BLOCK)
+        mask = index < count
+        tl.store(target_elements + index, tl.load(source_elements + index, mask=mask), mask=mask)

@@ -1,0 +1,86 @@
+"""How a launch learns its group and who exchanges what: by value, or through a table in device memory.
+
+Packed: up to 16 ranks of 8 bits in two integers; every edge moves the same number of bytes, at offsets that are
+multiples of the position. Table: one row of ``ROW_WORDS`` words per position, for larger groups and uneven
+parts; written once per distinct content, when it is first used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+ROW_RANK = tl.constexpr(0)
+ROW_SEND_OFFSET = tl.constexpr(1)
+ROW_SEND_BYTES = tl.constexpr(2)
+ROW_RECV_OFFSET = tl.constexpr(3)
+ROW_RECV_BYTES = tl.constexpr(4)
+ROW_DIGEST = tl.constexpr(5)
+ROW_WORDS = 8
+MAX_PACKED = 16
+
+_ROW_WORDS = tl.constexpr(ROW_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The group of a launch, as every kernel takes it.
+
+    ``lane``: the lane's constants on the device. ``table``: rows as above, or anything if ``packed``. ``digest``:
+    what tokens say (packed only; rows have their own). ``ptx``: compiled for a GPU, else interpreted.
+    """
+
+    lane: torch.Tensor
+    ranks: tuple[int, ...]
+    index: int
+    digest: int
+    operation: int
+    table: torch.Tensor
+    packed: bool
+    ptx: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def block_size(self) -> int:
+        """A power of two not below ``size``."""
+        return 1 << (self.size - 1).bit_length()
+
+    def arguments(self) -> tuple[object, ...]:
+        """First of every kernel: lane, ranks_low, ranks_high, table, size, index, digest, operation."""
+        low, high = pack_ranks(self.ranks) if self.packed else (0, 0)
+        return (self.lane, low, high, self.table, self.size, self.index, self.digest, self.operation)
+
+
+# Names of ``Members.arguments`` that must not make Triton compile another variant.
+MEMBERS = ("ranks_low", "ranks_high", "size", "index", "digest", "operation")
+
+
+def pack_ranks(ranks: tuple[int, ...]) -> tuple[int, int]:
+    """Two signed 64-bit integers that hold up to 16 ranks below 256."""
+    if len(ranks) > MAX_PACKED or max(ranks) > 255:
+        raise ValueError(f"at most {MAX_PACKED} ranks below 256 can be packed, got {ranks}")
+    packed = bytes(ranks).ljust(MAX_PACKED, b"\0")
+    return int.from_bytes(packed[:8], "little", signed=True), int.from_bytes(packed[8:], "little", signed=True)
+
+
+@triton.jit
+def ranks_at(ranks_low, ranks_high, table, position, PACKED: tl.constexpr):
+    """Global rank (int64) at ``position``, scalar or block; junk for positions outside the group if packed."""
+    if PACKED:
+        word = tl.where(position < 8, ranks_low, ranks_high)
+        rank = (word >> ((position % 8) * 8).to(tl.int64)) & 0xFF
+    else:
+        rank = tl.load(table + position * _ROW_WORDS + ROW_RANK)
+    return rank
+
+
+@triton.jit
+def row(table, position, FIELD: tl.constexpr):
+    """A field of the table at ``position``, which must be in the table."""
+    return tl.load(table + position * _ROW_WORDS + FIELD)
