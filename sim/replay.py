@@ -1,8 +1,8 @@
 """Give the events of a recording to a fresh control plane and compare what it commands, byte for byte.
 
 ``gfdit serve --record FILE`` records and ``python -m gfdit.sim.replay FILE`` repeats. A policy takes its time from
-the view alone, so the same events give the same commands wherever they are replayed. What a real clock decided does
-not repeat: a policy that was stopped because it thought for too long.
+the view alone, so the same events give the same commands wherever they are replayed. What a real clock decided is
+not repeated: that a policy was stopped because it thought for too long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from gfdit.core import ControlPlane, RankRecord
 from gfdit.core.cost_table import NominalCostModel, TableCostModel
 from gfdit.core.policy_loading import load_policy
-from gfdit.observe.recording import RecordingHeader, Step, command_line, read_recording, refusal_line
+from gfdit.observe.recording import RecordingHeader, RecordingReader, TimedEvent, command_line, refusal_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,17 @@ def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Re
 
     Raises ``ValueError`` for a file that is not a recording and for a policy that cannot be loaded.
     """
-    header, steps = read_recording(path)
-    plane = make_control_plane(header, policy_args or {})
     num_events = num_commands = 0
-    for step in steps:
-        num_events += 1
-        answer = _answer(plane, step)
-        for number, (recorded, again) in enumerate(
-            zip_longest(step.answer, answer, fillvalue=b""), start=step.line_number + 1
-        ):
-            if recorded != again:
-                difference = Difference(number, recorded.decode(errors="replace"), again.decode())
-                return Replay(num_events, num_commands, difference)
-            num_commands += 1
+    with RecordingReader(path) as recording:
+        plane = make_control_plane(recording.header, policy_args or {})
+        for step in recording.steps():
+            num_events += 1
+            lines = zip_longest(step.answer, _answer(plane, step.given), fillvalue=b"")
+            for number, (recorded, again) in enumerate(lines, start=step.line_number + 1):
+                if recorded != again:
+                    difference = Difference(number, recorded.decode(errors="replace"), again.decode())
+                    return Replay(num_events, num_commands, difference)
+                num_commands += 1
     return Replay(num_events, num_commands)
 
 
@@ -70,9 +68,9 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
     return ControlPlane(policy, ranks, cost)
 
 
-def _answer(plane: ControlPlane, step: Step) -> list[bytes]:
+def _answer(plane: ControlPlane, given: TimedEvent) -> list[bytes]:
     try:
-        return [command_line(command) for command in plane.handle(step.event, step.now_s)]
+        return [command_line(command) for command in plane.handle(given.event, given.now_s)]
     except ValueError as error:
         return [refusal_line(error)]
 

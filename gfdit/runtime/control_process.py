@@ -129,8 +129,6 @@ class ControlProcess:
             self._take_engine_messages()
             if self.plane.idle:
                 self.plane.check_integrity()
-                if self.recording is not None:
-                    self.recording.flush()
             if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
                 self._wake_at_s = None
                 self._feed(ev.WakeUp())
@@ -191,9 +189,9 @@ class ControlProcess:
                 self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s))
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
-            case msg.MoveDone(migration_id, rank):
+            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s):
                 self._record_move(message)
-                self._feed(ev.MigrationFinished(migration_id, rank))
+                self._feed(ev.MigrationFinished(migration_id, rank, finished_s - started_s, num_bytes))
             case msg.ResetDone(reset_id, rank):
                 self._feed(ev.EdgesReset(reset_id, rank))
             case msg.CallReply(call_id, rank, ok, value):

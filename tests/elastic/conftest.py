@@ -45,7 +45,7 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
         additional_config={
             "gfdit": {
                 "ranks": 4,
-                "policy": f"{Path(__file__).parents[1] / 'support' / 'layout_script.py'}:LayoutScript",
+                "policy": "gfdit.policies.layout_script:LayoutScript",
                 "timeline": str(timeline_path),
                 "record": str(recording_path),
                 "threads_per_rank": 1,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gfdit.observe.recording import read_recording
+from gfdit.core.commands import RunTask
+from gfdit.observe.recording import RecordingReader
 from tests.support.images import Engine, ImageRequest
 
 pytestmark = pytest.mark.timeout(300)
@@ -81,6 +81,5 @@ def test_what_cannot_share_a_pass_runs_one_after_the_other(watched: Engine, reco
 
 def num_batches(recording: Path) -> int:
     """Dispatches of several tasks so far."""
-    _, steps = read_recording(recording)
-    commands = [json.loads(line) for step in steps for line in step.answer]
-    return sum(command.get("command") == "RunTask" and len(command["data"]["tasks"]) > 1 for command in commands)
+    with RecordingReader(recording) as reader:
+        return sum(isinstance(entry, RunTask) and len(entry.tasks) > 1 for entry in reader.entries())

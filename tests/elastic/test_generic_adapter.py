@@ -17,10 +17,9 @@ REQUESTS = (ImageRequest(128, 128), ImageRequest(128, 96, seed=3, negative_promp
 @pytest.fixture(scope="module")
 def generic_engine(model: Path) -> Iterator[Engine]:
     prepare_cpu_process()
-    policy = Path(__file__).parents[1] / "support" / "layout_script.py"
     settings = {
         "ranks": 2,
-        "policy": f"{policy}:LayoutScript",
+        "policy": "gfdit.policies.layout_script:LayoutScript",
         "adapter": "gfdit.adapters.step_execution:StepExecutionAdapter",
         "threads_per_rank": 1,
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gfdit.observe.recording import read_recording
+from gfdit.observe.recording import RecordingReader
 from gfdit.runtime import messages as msg
 from gfdit.sim.published_costs import qwen_image_h20
 from gfdit.sim.replay import main, replay
@@ -62,8 +62,8 @@ def test_another_policy_argument_is_noticed(recording: Path) -> None:
 
 @pytest.mark.parametrize("event", ["RequestArrived", "TaskFinished", "RequestCancelled"])
 def test_a_dropped_event_is_noticed(recording: Path, tmp_path: Path, event: str) -> None:
-    _, steps = read_recording(recording)
-    dropped = next(step for step in steps if type(step.event).__name__ == event)
+    with RecordingReader(recording) as reader:
+        dropped = next(step for step in reader.steps() if type(step.given.event).__name__ == event)
     lines = recording.read_bytes().splitlines(keepends=True)
     first = dropped.line_number - 1
     del lines[first : first + 1 + len(dropped.answer)]
@@ -74,7 +74,7 @@ def test_a_dropped_event_is_noticed(recording: Path, tmp_path: Path, event: str)
 def test_a_changed_byte_is_noticed(recording: Path, tmp_path: Path) -> None:
     lines = recording.read_bytes().splitlines(keepends=True)
     index = max(i for i, line in enumerate(lines) if line.startswith(b'{"command":"RunTask"'))
-    lines[index] = lines[index].replace(b'"sp":1', b'"sp":2', 1)
+    lines[index] = lines[index].replace(b'"dispatch_id":', b'"dispatch_id":1', 1)
     (tmp_path / "changed").write_bytes(b"".join(lines))
     difference = replay(tmp_path / "changed").difference
     assert difference is not None and difference.line_number == index + 1

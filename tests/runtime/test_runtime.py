@@ -22,16 +22,14 @@ from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig
 
-POLICY = Path(__file__).parents[1] / "support" / "layout_script.py"
+POLICY = "gfdit.policies.layout_script:LayoutScript"
 SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
 
 
 class Runtime:
     """A control process with three workers."""
 
-    def __init__(
-        self, payload: bytes = b"", policy: str = f"{POLICY}:LayoutScript", model: str = "m", **config: Any
-    ) -> None:
+    def __init__(self, payload: bytes = b"", policy: str = POLICY, model: str = "m", **config: Any) -> None:
         run_dir = Path(tempfile.mkdtemp(prefix="gfdit-test-"))
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3)
@@ -191,7 +189,7 @@ def test_a_lost_worker_takes_the_runtime_down_at_once(how: str) -> None:
 
 def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(
-        "from tests.support.layout_script import LayoutScript\n"
+        "from gfdit.policies.layout_script import LayoutScript\n"
         "class Stuck(LayoutScript):\n"
         "    def schedule(self, view):\n"
         "        while view.ready[0].request_id == 'poison':\n"

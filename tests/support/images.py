@@ -26,7 +26,7 @@ class ImageRequest:
     seed: int = 1
     negative_prompt: str | None = None
     num_images: int = 1
-    script: str = ""  # for tests.support.layout_script
+    script: str = ""  # for gfdit.policies.layout_script
     prompt: str = "a red panda"
     true_cfg_scale: float = 4.0
 

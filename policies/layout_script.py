@@ -1,9 +1,9 @@
-"""Test policy: each request brings its own layouts, in its ``slo_class``.
+"""A policy for measuring and for tests: each request brings its own layouts, in its ``slo_class``.
 
 A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
 ``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
 Requests take turns, oldest first; a task waits until all its ranks are free. Denoising steps of requests whose
-scripts say ``batch`` share a dispatch when their layout and shape agree and they wait at the same time.
+scripts say ``batch`` share a dispatch when their scripts and shapes agree and they wait at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, Schedu
 
 @dataclass
 class LayoutScript:
-    """``interleave`` gives way, after every task, to the request that has waited longest."""
+    """Every task where its request says: for ``gfdit profile`` and for tests.
+
+    ``interleave`` gives way, after every task, to the request that has waited longest.
+    """
 
     interleave: bool = True
     name: str = field(default="layout-script", init=False)
@@ -23,6 +26,7 @@ class LayoutScript:
     _turn: int = field(default=0, init=False)
 
     def schedule(self, view: SchedulerView) -> Decision:
+        self._last_turn = {name: turn for name, turn in self._last_turn.items() if name in view.requests}
         free = set(view.free_ranks)
         chosen = []
         order = {task.id: index for index, task in enumerate(view.ready)}
@@ -38,7 +42,7 @@ class LayoutScript:
                         t
                         for t in waiting
                         if t.kind is task.kind
-                        and t.shape == task.shape
+                        and (t.model, t.shape, t.cfg) == (task.model, task.shape, task.cfg)
                         and view.requests[t.request_id].slo_class == script
                     ]
                     waiting = [t for t in waiting if t not in batch]
