@@ -190,7 +190,7 @@ class Simulator:
 
     def _migration_times(self) -> tuple[float, float]:
         start_s = self._now_s + self._options.dispatch_latency_s
-        return start_s, start_s + self._true_cost.migration_latency_s
+        return start_s, start_s + self._true_cost.table.migration_latency_s
 
     def _run_task(self, command: cmd.RunTask) -> None:
         arrived_s, moved_s = self._migration_times()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from types import MappingProxyType
 WINDOW = 15  # measurements remembered per key: a median over them ignores up to seven outliers
 
 
-def _median(values: list[float]) -> float:
-    """The lower median: of two measurements the first, slow one (warm-up) does not count."""
-    return sorted(values)[(len(values) - 1) // 2]
+def _lower_median(ascending: list[float]) -> float:
+    """Of two measurements the first, slow one (warm-up) does not count."""
+    return ascending[(len(ascending) - 1) // 2]
 
 
 @dataclass(slots=True)
@@ -22,19 +23,23 @@ class Measured:
 
     count: int = 0
     ratio: float = 1.0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    recent: deque[float] = field(default_factory=deque)
+    _ascending: list[float] = field(default_factory=list, repr=False)  # ``recent`` in order of size
 
     @property
     def spread(self) -> float:
         """Median distance of the recent ratios from ``ratio``, as a fraction of it."""
         if not self.recent:
             return 0.0
-        return _median([abs(value - self.ratio) for value in self.recent]) / self.ratio
+        return _lower_median(sorted(abs(value - self.ratio) for value in self.recent)) / self.ratio
 
     def add(self, ratio: float) -> None:
         self.count += 1
+        if len(self.recent) == WINDOW:
+            del self._ascending[bisect_left(self._ascending, self.recent.popleft())]
         self.recent.append(ratio)
-        self.ratio = _median(list(self.recent))
+        insort(self._ascending, ratio)
+        self.ratio = _lower_median(self._ascending)
 
 
 class Calibration:

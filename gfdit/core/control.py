@@ -38,18 +38,19 @@ class ControlPlane:
         self._next_id = 0
         self._resets: dict[int, tuple[set[int], tuple[int, ...]]] = {}
         self.migrations: dict[int, set[int]] = {}
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        # A handler says whether there is anything new for the policy.
+        self._handlers: dict[type, Callable[[Any], bool]] = {
             ev.RequestArrived: self._on_arrived,
             ev.RequestCancelled: self._on_cancelled,
-            ev.TaskDispatched: lambda event: None,
-            ev.TaskStarted: lambda event: None,
+            ev.TaskDispatched: lambda event: False,
+            ev.TaskStarted: lambda event: False,
             ev.TaskFinished: self._on_finished,
             ev.TaskFailed: self._on_failed,
             ev.MigrationFinished: self._on_migrated,
             ev.EdgesReset: self._on_edges_reset,
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
-            ev.WakeUp: lambda event: None,
+            ev.WakeUp: lambda event: True,
         }
 
     def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
@@ -60,15 +61,15 @@ class ControlPlane:
         """
         self._now_s = now_s
         self._out = []
-        self._handlers[type(event)](event)
-        self._schedule()
+        if self._handlers[type(event)](event):
+            self._schedule()
         return self._out
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
         self.state.check_integrity()
         resetting = {rank for waiting, ranks in self._resets.values() for rank in ranks}
-        for rank in self.state.ranks.values():
+        for rank in self.state.ranks.present.values():
             assert (rank.reset is None) == (rank.id not in resetting), (
                 f"rank {rank.id} and its edge reset disagree"
             )
@@ -80,7 +81,7 @@ class ControlPlane:
 
     # Events
 
-    def _on_arrived(self, event: ev.RequestArrived) -> None:
+    def _on_arrived(self, event: ev.RequestArrived) -> bool:
         event.graph.check()
         request_id = event.request.id
         if request_id in self.state.requests:
@@ -88,13 +89,14 @@ class ControlPlane:
         record = self.state.new_record(event.request, event.graph)
         if self._admit is not None and (refusal := self._ask_admission(record)):
             self._out.append(refusal)
-            return
+            return False
         self.state.add(record)
+        return True
 
     def _ask_admission(self, record: RequestRecord) -> cmd.Command | None:
         assert self._admit is not None
         try:
-            answer = self._admit(record.view, self._view())
+            answer = self._admit(record.view(), self._view())
             if not isinstance(answer, Admission):
                 raise TypeError(f"admit returned {type(answer).__name__}, not Admission")
         except Exception as error:
@@ -104,21 +106,25 @@ class ControlPlane:
             return None
         return cmd.RejectRequest(record.request.id, answer.reason, answer.retry_after_s)
 
-    def _on_cancelled(self, event: ev.RequestCancelled) -> None:
-        if record := self.state.requests.get(event.request_id):
-            self._end(record, cmd.CancelRequest(event.request_id))
+    def _on_cancelled(self, event: ev.RequestCancelled) -> bool:
+        if (record := self.state.requests.get(event.request_id)) is None:
+            return False
+        self._end(record, cmd.CancelRequest(event.request_id))
+        return True
 
-    def _on_finished(self, event: ev.TaskFinished) -> None:
-        if dispatch := self._report(event.dispatch_id, event.rank):
-            dispatch.seconds = max(dispatch.seconds, event.seconds)
-            self._close_if_done(dispatch)
+    def _on_finished(self, event: ev.TaskFinished) -> bool:
+        if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
+            return False
+        dispatch.seconds = max(dispatch.seconds, event.seconds)
+        return self._close_if_done(dispatch)
 
-    def _on_failed(self, event: ev.TaskFailed) -> None:
-        if dispatch := self._report(event.dispatch_id, event.rank):
-            if dispatch.error is None or (dispatch.secondary and not event.secondary):
-                dispatch.error, dispatch.status_code = event.error, event.status_code
-                dispatch.secondary = event.secondary
-            self._close_if_done(dispatch)
+    def _on_failed(self, event: ev.TaskFailed) -> bool:
+        if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
+            return False
+        if dispatch.error is None or (dispatch.secondary and not event.secondary):
+            dispatch.error, dispatch.status_code = event.error, event.status_code
+            dispatch.secondary = event.secondary
+        return self._close_if_done(dispatch)
 
     def _report(self, dispatch_id: int, rank: int) -> DispatchRecord | None:
         """Note that ``rank`` is done with a dispatch; None for a late or repeated report."""
@@ -128,25 +134,28 @@ class ControlPlane:
         dispatch.waiting_for.discard(rank)
         return dispatch
 
-    def _on_migrated(self, event: ev.MigrationFinished) -> None:
+    def _on_migrated(self, event: ev.MigrationFinished) -> bool:
         if (waiting := self.migrations.get(event.migration_id)) is not None:
             waiting.discard(event.rank)
             if not waiting:
                 del self.migrations[event.migration_id]
+        return False
 
-    def _on_edges_reset(self, event: ev.EdgesReset) -> None:
+    def _on_edges_reset(self, event: ev.EdgesReset) -> bool:
         if (reset := self._resets.get(event.reset_id)) is None:
-            return
+            return False
         waiting, ranks = reset
         waiting.discard(event.rank)
-        if not waiting:
-            del self._resets[event.reset_id]
-            for rank in ranks:
-                self.state.set_rank(rank, reset=None)
+        if waiting:
+            return False
+        del self._resets[event.reset_id]
+        for rank in ranks:
+            self.state.ranks.release(rank)
+        return True
 
-    def _on_rank_lost(self, event: ev.RankLost) -> None:
-        if event.rank not in self.state.ranks:
-            return
+    def _on_rank_lost(self, event: ev.RankLost) -> bool:
+        if event.rank not in self.state.ranks.present:
+            return False
         message = f"rank {event.rank} was lost: {event.reason}"
         for reset_id, (waiting, ranks) in list(self._resets.items()):
             self._resets[reset_id] = (waiting, tuple(rank for rank in ranks if rank != event.rank))
@@ -159,15 +168,20 @@ class ControlPlane:
         for request_id in orphans:
             if record := self.state.requests.get(request_id):
                 self._end(record, cmd.FailRequest(request_id, message, status_code=503))
+        return True
 
-    def _on_rank_joined(self, event: ev.RankJoined) -> None:
-        self.state.restore_rank(event.rank)
+    def _on_rank_joined(self, event: ev.RankJoined) -> bool:
+        if event.rank not in self.state.ranks.lost:
+            return False
+        self.state.ranks.restore(event.rank)
+        return True
 
     # Completion
 
-    def _close_if_done(self, dispatch: DispatchRecord) -> None:
+    def _close_if_done(self, dispatch: DispatchRecord) -> bool:
+        """End a dispatch on which every rank has reported; False if one has not."""
         if dispatch.waiting_for:
-            return
+            return False
         failed = dispatch.error is not None
         present = dispatch.members
         self.state.release(dispatch)
@@ -185,6 +199,7 @@ class ControlPlane:
                 record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
         for request_id in dict.fromkeys(task.request_id for task in dispatch.tasks):
             self._settle(self.state.requests[request_id])
+        return True
 
     def _settle(self, record: RequestRecord) -> None:
         """End the request if it is over, else offer its next tasks."""
@@ -209,7 +224,7 @@ class ControlPlane:
         reset_id = self._new_id()
         self._resets[reset_id] = (set(ranks), ranks)
         for rank in ranks:
-            self.state.set_rank(rank, reset=reset_id)
+            self.state.ranks.reset(rank, reset_id)
         self._out.append(cmd.ResetEdges(reset_id, ranks))
 
     # Scheduling
@@ -253,11 +268,10 @@ class ControlPlane:
     def _carry_out(self, decision: Decision) -> bool:
         """Dispatch what keeps the rules. Say whether to ask again, since a refusal has changed the view."""
         refused = False
+        ready = self.state.ready.by_id
         for dispatch in decision.dispatches:
             try:
-                check_dispatch(
-                    dispatch, policy=self.policy.name, ready=self.state.ready, ranks=self.state.rank_views
-                )
+                check_dispatch(dispatch, policy=self.policy.name, ready=ready, ranks=self.state.ranks.views)
             except PolicyError as error:
                 self._refuse(dispatch, error)
                 refused = True
@@ -272,14 +286,15 @@ class ControlPlane:
                     f"{self._now_s}, got {decision.wake_at_s}"
                 )
             self._out.append(cmd.WakeAt(decision.wake_at_s))
-        elif self.state.ready and not (self.state.dispatches or self._resets):
-            message = f"policy {self.policy.name!r} left every rank idle with {len(self.state.ready)} tasks ready"
+        elif ready and not (self.state.dispatches or self._resets):
+            message = f"policy {self.policy.name!r} left every rank idle with {len(ready)} tasks ready"
             self._out.append(cmd.ReportFault(message))
         return False
 
     def _refuse(self, dispatch: Dispatch, error: PolicyError) -> None:
         """A dispatch broke a rule: the requests it names fail with that rule, the others are untouched."""
-        named = {self.state.ready[task].request_id for task in dispatch.tasks if task in self.state.ready}
+        ready = self.state.ready.by_id
+        named = {ready[task].request_id for task in dispatch.tasks if task in ready}
         if not named:
             raise error
         self._out.append(cmd.ReportFault(str(error)))
@@ -287,8 +302,8 @@ class ControlPlane:
             self._end(self.state.requests[request_id], cmd.FailRequest(request_id, str(error)))
 
     def _dispatch(self, dispatch: Dispatch) -> None:
-        views = tuple(self.state.ready[name] for name in dispatch.tasks)
-        tasks = tuple(self.state.task(name) for name in dispatch.tasks)
+        views = tuple([self.state.ready.by_id[name] for name in dispatch.tasks])
+        tasks = tuple([self.state.task(name) for name in dispatch.tasks])
         busy_until_s = self._now_s + self.cost.task_s(views[0], dispatch.layout, len(tasks))
         migrations = [
             self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)

@@ -5,108 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from gfdit.core.calibration import Calibration, Measured
+from gfdit.core.calibrated_cost import CalibratedCostModel, CostKey
 from gfdit.core.cost import UnknownCostError
 from gfdit.core.cost_file import CostEntry, CostTable
-from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, widest
-from gfdit.core.policy import RequestView, TaskView
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.policy import TaskView
 from gfdit.core.tasks import Shape, TaskKind
 
 __all__ = ["CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]
-
-
-class CostKey(NamedTuple):
-    """What a time depends on."""
-
-    model: str
-    kind: TaskKind
-    shape: Shape
-    cfg: bool
-    parallel: ParallelSpec
-    batch: int
-
-
-class CalibratedCostModel:
-    """A :class:`~gfdit.core.cost.CostModel`: reference times, corrected by the times measured online.
-
-    Subclasses give the reference times and say how far a measurement carries.
-    """
-
-    trusted_count = 3  # measurements before they correct a reference: the first ones are warm-up
-    migration_latency_s = 0.0
-
-    def __init__(self) -> None:
-        self._calibration = Calibration()
-        self._seconds: dict[tuple[Any, ...], float] = {}
-
-    @property
-    def measured(self) -> Mapping[Hashable, Measured]:
-        """Count, ratio to the reference and spread of what was measured, by :class:`CostKey`."""
-        return self._calibration.measured
-
-    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
-        key = (task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
-        return self._cached_s(key, task.request_id)
-
-    def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
-        """Times of all unfinished tasks, a running one in full; only denoising takes ``layout.parallel``."""
-        total_s = 0.0
-        for kind, count in request.tasks_left.items():
-            if count:
-                wanted = layout.parallel if kind is TaskKind.DENOISE else SINGLE
-                offered = request.candidates if kind is TaskKind.DENOISE else (SINGLE,)
-                spec = wanted if wanted in offered else widest(offered, wanted.size) or offered[0]
-                key = (request.model, kind, request.shape, request.cfg, spec, 1)
-                total_s += count * self._cached_s(key, request.id)
-        return total_s
-
-    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
-        return tuple(sorted(task.candidates, key=lambda spec: (spec.size, spec.sp)))
-
-    def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
-        wanted = set(layout.ranks)
-        moves = any(not wanted <= set(holders) for _, holders in task.artifacts)
-        return self.migration_latency_s if moves else 0.0
-
-    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float, batch: int = 1) -> None:
-        key = CostKey(task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
-        try:
-            reference_s = self._reference_s(key)
-        except UnknownCostError:
-            return
-        for level in self._levels(key):
-            self._calibration.add(level, seconds / reference_s)
-        self._forget(key)
-
-    def _cached_s(self, key: tuple[Any, ...], request_id: str) -> float:
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            try:
-                seconds = self._corrected_s(CostKey(*key))
-            except UnknownCostError as error:
-                raise UnknownCostError(str(error), request_id) from None
-            self._seconds[key] = seconds
-        return seconds
-
-    def _corrected_s(self, key: CostKey) -> float:
-        reference_s = self._reference_s(key)
-        for level in self._levels(key):
-            if (ratio := self._calibration.ratio(level, self.trusted_count)) is not None:
-                return reference_s * ratio
-        return reference_s
-
-    def _reference_s(self, key: CostKey) -> float:
-        raise NotImplementedError
-
-    def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
-        """What a measurement under ``key`` is recorded as, the closest first."""
-        return (key,)
-
-    def _forget(self, key: CostKey) -> None:
-        """Drop cached times that a measurement under ``key`` may have changed."""
-        self._seconds.pop(tuple(key), None)
 
 
 class TableCostModel(CalibratedCostModel):
@@ -115,7 +23,6 @@ class TableCostModel(CalibratedCostModel):
     def __init__(self, table: CostTable) -> None:
         super().__init__()
         self.table = table
-        self.migration_latency_s = table.migration_latency_s
         points: dict[tuple[Any, ...], dict[Shape, float]] = {}
         for entry in table.entries:
             group = (entry.model, entry.task, entry.cfg, entry.parallel, entry.batch)
@@ -123,11 +30,15 @@ class TableCostModel(CalibratedCostModel):
         self._points = points
         self._curves = {group: _curve(shapes) for group, shapes in points.items()}
 
-    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+    def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
+        wanted = set(layout.ranks)
+        moves = any(not wanted <= set(holders) for _, holders in task.artifacts)
+        return self.table.migration_latency_s if moves else 0.0
+
+    def _known_candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
         """Those of the task's that the table has times for."""
-        known = [
-            spec for spec in super().candidates(task) if (task.model, task.kind, task.cfg, spec, 1) in self._points
-        ]
+        specs = super()._known_candidates(task)
+        known = [spec for spec in specs if (task.model, task.kind, task.cfg, spec, 1) in self._points]
         if not known:
             key = CostKey(task.model, task.kind, task.shape, task.cfg, task.candidates[0], 1)
             raise UnknownCostError(self._unknown(key), task.request_id)
@@ -171,9 +82,6 @@ class NominalCostModel(CalibratedCostModel):
 
     def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
         return (key, (key.model, key.kind), ())
-
-    def _forget(self, key: CostKey) -> None:
-        self._seconds.clear()
 
 
 _SECONDS_PER_TOKEN = 1e-4

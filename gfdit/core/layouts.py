@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ParallelSpec:
-    """Degrees of sequence (``sp``) and classifier-free-guidance (``cfg``) parallelism."""
+class ParallelSpec(NamedTuple):
+    """Degrees of sequence (``sp``) and classifier-free-guidance (``cfg``) parallelism.
+
+    A tuple since it is part of every key of the cost model, which policies ask all the time.
+    """
 
     sp: int = 1
     cfg: int = 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from gfdit.core.commands import Command
-from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, TaskView
-from gfdit.core.tasks import Request, Task, TaskGraph
+from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
 class ArtifactState(StrEnum):
@@ -41,12 +43,15 @@ class RequestRecord:
     request: Request
     graph: TaskGraph
     sequence: int  # arrival order
-    view: RequestView
     artifacts: dict[str, ArtifactRecord] = field(init=False)
     position: dict[str, int] = field(init=False)  # of each task in the graph
     consumers: dict[str, list[Task]] = field(init=False)  # by artifact
     waiting: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)
+    candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps
+    tasks_left: dict[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
+    steps_done: int = 0
+    last_layout: ExecutionLayout | None = None
     offered: dict[str, Task] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)  # dispatch ids
     touched: set[int] = field(default_factory=set)  # ranks that have held an artifact
@@ -64,6 +69,35 @@ class RequestRecord:
         self.artifacts = {name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()}
         self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
+        self.candidates = next((task.candidates for task in tasks if task.kind is TaskKind.DENOISE), (SINGLE,))
+        self.tasks_left = dict(Counter(task.kind for task in tasks))
+
+    def place(self, task_id: str) -> tuple[int, int]:
+        """Where a task stands among all that are ready."""
+        return self.sequence, self.position[task_id]
+
+    def view(self) -> RequestView:
+        request = self.request
+        return RequestView(
+            request.id,
+            request.model,
+            request.shape,
+            request.cfg,
+            self.steps_done,
+            request.num_steps,
+            request.arrival_s,
+            request.deadline_s,
+            request.priority,
+            request.slo_class,
+            self.candidates,
+            MappingProxyType(self.tasks_left),
+            self.last_layout,
+            bool(self.running),
+        )
+
+    def task_view(self, task: Task) -> TaskView:
+        held = tuple([(name, tuple(sorted(self.artifacts[name].holders))) for name in task.inputs])
+        return TaskView.of(self.request, task, held)
 
     def materialize(self, name: str, layout: ExecutionLayout, holders: set[int]) -> None:
         """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked."""
@@ -93,6 +127,8 @@ class DispatchRecord:
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks of the layout that are still what they were when the dispatch was made."""
+        if not self.lost:
+            return self.layout.ranks
         return tuple(rank for rank in self.layout.ranks if rank not in self.lost)
 
 
@@ -103,8 +139,13 @@ class RankRecord:
     node: int = 0
     dispatch: int | None = None
     reset: int | None = None  # edges being reset: not free
+    running_request: str | None = None
     busy_until_s: float | None = None
 
     @property
     def free(self) -> bool:
         return self.dispatch is None and self.reset is None
+
+    def clear(self) -> None:
+        """Make it free."""
+        self.dispatch = self.reset = self.running_request = self.busy_until_s = None

@@ -39,17 +39,18 @@ def check_dispatch(
     ranks: Mapping[int, RankView],
 ) -> None:
     """Raise :class:`PolicyError` naming policy, task and rule unless ``dispatch`` may run now."""
-    label = ", ".join(map(str, dispatch.tasks)) or "(none)"
 
     def broken(rule: str) -> PolicyError:
+        label = ", ".join(map(str, dispatch.tasks)) or "(none)"
         return PolicyError(f"policy {policy!r} broke a rule for task {label}: {rule}")
 
     if not dispatch.tasks:
         raise broken("a dispatch names at least one task")
-    if len(set(dispatch.tasks)) != len(dispatch.tasks):
+    if len(dispatch.tasks) > 1 and len(set(dispatch.tasks)) != len(dispatch.tasks):
         raise broken("a dispatch names a task once")
-    if waiting := [name for name in dispatch.tasks if name not in ready]:
-        raise broken(f"{waiting[0]} is not ready")
+    for name in dispatch.tasks:
+        if name not in ready:
+            raise broken(f"{name} is not ready")
     _check_ranks(dispatch.layout, ranks, broken)
     tasks = [ready[name] for name in dispatch.tasks]
     _check_batch(tasks, broken)

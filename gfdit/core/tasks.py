@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from gfdit.core.layouts import SINGLE, ParallelSpec
 
@@ -17,9 +18,8 @@ class TaskKind(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size of what a request generates, in pixels and frames."""
+class Shape(NamedTuple):
+    """Size of what a request generates, in pixels and frames; a tuple as :class:`ParallelSpec` is."""
 
     height: int
     width: int

@@ -1,0 +1,113 @@
+"""What cost models share: reference times, corrected by the times measured online."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from gfdit.core.calibration import Calibration, Measured
+from gfdit.core.cost import UnknownCostError
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, widest
+from gfdit.core.policy import RequestView, TaskView
+from gfdit.core.tasks import Shape, TaskKind
+
+
+class CostKey(NamedTuple):
+    """What a time depends on."""
+
+    model: str
+    kind: TaskKind
+    shape: Shape
+    cfg: bool
+    parallel: ParallelSpec
+    batch: int
+
+
+class CalibratedCostModel:
+    """A :class:`~gfdit.core.cost.CostModel`: reference times, corrected by the times measured online.
+
+    Subclasses give the reference times and say how far a measurement carries.
+    """
+
+    trusted_count = 3  # measurements before they correct a reference: the first ones are warm-up
+
+    def __init__(self) -> None:
+        self._calibration = Calibration()
+        self._references: dict[tuple[Any, ...], tuple[float, tuple[Hashable, ...]]] = {}  # seconds, levels
+        self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes
+        self._candidates: dict[tuple[Any, ...], tuple[ParallelSpec, ...]] = {}
+        self._denoise_specs: dict[tuple[Any, ...], ParallelSpec] = {}
+
+    @property
+    def measured(self) -> Mapping[Hashable, Measured]:
+        """Count, ratio to the reference and spread of what was measured, by :class:`CostKey`."""
+        return self._calibration.measured
+
+    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
+        key = (task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
+        return self._corrected_s(key, task.request_id)
+
+    def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
+        """Times of all unfinished tasks, a running one in full; only denoising takes ``layout.parallel``."""
+        total_s = 0.0
+        for kind, count in request.tasks_left.items():
+            if count:
+                spec = self._denoise_spec(request, layout) if kind is TaskKind.DENOISE else SINGLE
+                key = (request.model, kind, request.shape, request.cfg, spec, 1)
+                total_s += count * self._corrected_s(key, request.id)
+        return total_s
+
+    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+        key = (task.model, task.kind, task.cfg, task.candidates)
+        if (known := self._candidates.get(key)) is None:
+            known = self._candidates[key] = self._known_candidates(task)
+        return known
+
+    def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
+        return 0.0
+
+    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float, batch: int = 1) -> None:
+        key = (task.model, task.kind, task.shape, task.cfg, layout.parallel, batch)
+        try:
+            reference_s, levels = self._reference(key, task.request_id)
+        except UnknownCostError:
+            return
+        for level in levels:
+            before = self._calibration.ratio(level, self.trusted_count)
+            self._calibration.add(level, seconds / reference_s)
+            if self._calibration.ratio(level, self.trusted_count) != before:
+                self._seconds.clear()
+
+    def _corrected_s(self, key: tuple[Any, ...], request_id: str) -> float:
+        if (seconds := self._seconds.get(key)) is None:
+            seconds, levels = self._reference(key, request_id)
+            ratios = (self._calibration.ratio(level, self.trusted_count) for level in levels)
+            seconds = self._seconds[key] = seconds * next((ratio for ratio in ratios if ratio is not None), 1.0)
+        return seconds
+
+    def _reference(self, key: tuple[Any, ...], request_id: str) -> tuple[float, tuple[Hashable, ...]]:
+        if (reference := self._references.get(key)) is None:
+            full = CostKey(*key)
+            try:
+                reference = self._references[key] = (self._reference_s(full), self._levels(full))
+            except UnknownCostError as error:
+                raise UnknownCostError(str(error), request_id) from None
+        return reference
+
+    def _denoise_spec(self, request: RequestView, layout: ExecutionLayout) -> ParallelSpec:
+        """The layout's specification; if the request cannot take it, the widest that is not wider."""
+        wanted, offered = layout.parallel, request.candidates
+        if (spec := self._denoise_specs.get((wanted, offered))) is None:
+            spec = wanted if wanted in offered else widest(offered, wanted.size) or offered[0]
+            self._denoise_specs[wanted, offered] = spec
+        return spec
+
+    def _reference_s(self, key: CostKey) -> float:
+        raise NotImplementedError
+
+    def _known_candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+        return tuple(sorted(task.candidates, key=lambda spec: (spec.size, spec.sp)))
+
+    def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
+        """What a measurement under ``key`` is recorded as, the closest first."""
+        return (key,)

@@ -1,0 +1,93 @@
+"""The ranks: which there are, which are free, and the views of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from gfdit.core.policy import RankView
+from gfdit.core.records import RankRecord
+
+RESETTING = "(edge reset)"  # stands for the request while a rank resets its edges
+
+
+class RankPool:
+    """Ranks by id, in order of id. Views are rebuilt only for ranks that changed."""
+
+    def __init__(self, ranks: Iterable[RankRecord]) -> None:
+        self.present = {rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)}
+        self.lost: dict[int, RankRecord] = {}
+        self.views = {rank.id: _view(rank) for rank in self.present.values()}
+        self._free = list(self.present)
+        self._in_order: tuple[RankView, ...] | None = None
+        self._free_in_order: tuple[int, ...] | None = None
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def in_order(self) -> tuple[RankView, ...]:
+        if self._in_order is None:
+            self._in_order = tuple(self.views.values())
+        return self._in_order
+
+    @property
+    def free_in_order(self) -> tuple[int, ...]:
+        if self._free_in_order is None:
+            self._free_in_order = tuple(self._free)
+        return self._free_in_order
+
+    def occupy(self, rank_id: int, dispatch_id: int, request_id: str, busy_until_s: float) -> None:
+        """``rank_id``, which is free, runs a dispatch."""
+        rank = self.present[rank_id]
+        rank.dispatch, rank.running_request, rank.busy_until_s = dispatch_id, request_id, busy_until_s
+        del self._free[bisect_left(self._free, rank_id)]
+        self._refresh(rank)
+
+    def reset(self, rank_id: int, reset_id: int) -> None:
+        """``rank_id``, which is free, resets its edges."""
+        rank = self.present[rank_id]
+        rank.reset, rank.running_request = reset_id, RESETTING
+        del self._free[bisect_left(self._free, rank_id)]
+        self._refresh(rank)
+
+    def release(self, rank_id: int) -> None:
+        """``rank_id``, which runs a dispatch or resets its edges, is free."""
+        rank = self.present[rank_id]
+        rank.clear()
+        insort(self._free, rank_id)
+        self._refresh(rank)
+
+    def drop(self, rank_id: int) -> None:
+        rank = self.lost[rank_id] = self.present.pop(rank_id)
+        del self.views[rank_id]
+        if rank.free:
+            self._free.remove(rank_id)
+        self._in_order = self._free_in_order = None
+
+    def restore(self, rank_id: int) -> None:
+        rank = self.lost.pop(rank_id)
+        rank.clear()
+        self.present[rank_id] = rank
+        self.views[rank_id] = _view(rank)
+        self.present = dict(sorted(self.present.items()))
+        self.views = dict(sorted(self.views.items()))
+        insort(self._free, rank_id)
+        self._in_order = self._free_in_order = None
+
+    def check_integrity(self) -> None:
+        assert self._free == [rank.id for rank in self.present.values() if rank.free], (
+            "the free ranks are not free"
+        )
+        assert self.views == {rank.id: _view(rank) for rank in self.present.values()}, "a view of a rank is old"
+        for rank in self.present.values():
+            assert rank.dispatch is None or rank.reset is None, f"rank {rank.id} runs and resets"
+
+    def _refresh(self, rank: RankRecord) -> None:
+        self.views[rank.id] = _view(rank)
+        self._in_order = self._free_in_order = None
+
+
+def _view(rank: RankRecord) -> RankView:
+    return RankView(rank.id, rank.busy_until_s, rank.running_request, rank.resident, rank.node)
