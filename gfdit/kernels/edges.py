@@ -2,8 +2,8 @@
 
 A launch gets ``lane``, a block of words in device memory that never changes after start (``LANE_*``): where
 this rank's counters are, where things are in a segment, and the base address of every rank's segment. It also
-gets the group by value (``gfdit.kernels.members``) and the digest of the call, a 24-bit host integer. Tokens are made here,
-from digest, generation and the edge's counter, so a captured graph replays with new tokens.
+gets the group by value (``gfdit.kernels.members``) and the digest of the call, a 24-bit host integer. Tokens
+are made here, from digest, generation and the edge's counter, so a captured graph replays with new tokens.
 
 Programs of one launch are independent channels: program ``c`` of one rank only waits for program ``c`` of its
 peers. They all read the counters when they start; the last one to finish advances them (``finish``).
