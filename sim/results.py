@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,15 +88,20 @@ def describe(result: dict[str, Any]) -> str:
     classes = result["per_class"]
     rows = {name: classes[name] for name in classes} if len(classes) > 1 else {}
     rows["all"] = result
-    width = max(len("class"), *map(len, rows))
-    lines = [" ".join([f"{'class':<{width}}", *(f"{title:>10}" for title, _, _ in _COLUMNS)])]
-    for name, numbers in rows.items():
-        cells = [f"{_cell(numbers[field], form):>10}" for _, field, form in _COLUMNS]
-        lines.append(" ".join([f"{name:<{width}}", *cells]))
-    lines.append(
+    last = (
         f"policy {result['policy']}, {result['ranks']} ranks: {result['throughput_rps']:.3f} requests/s, "
         f"ranks busy {result['rank_busy_ratio']:.1%}, {result['migrations']} migrations"
     )
+    return f"{as_table('class', rows)}\n{last}"
+
+
+def as_table(heading: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Results, or their parts per class, a row each."""
+    width = max(len(heading), *map(len, rows))
+    lines = [" ".join([f"{heading:<{width}}", *(f"{title:>10}" for title, _, _ in _COLUMNS)])]
+    for name, numbers in rows.items():
+        cells = [f"{_cell(numbers[field], form):>10}" for _, field, form in _COLUMNS]
+        lines.append(" ".join([f"{name:<{width}}", *cells]))
     return "\n".join(lines)
 
 

@@ -30,7 +30,11 @@ COMMANDS = {
         takes_passthrough=True,
     ),
     "sim": Command("gfdit.cli.sim", "run a trace through a policy under a virtual clock, without a GPU"),
+    "sweep": Command("gfdit.cli.sweep", "compare policies over workloads, loads, deadlines and seeds"),
     "workload": Command("gfdit.cli.workload", "write a trace of a known arrival pattern at a chosen load"),
+    "profile": Command(
+        "gfdit.cli.profile", "measure a model's task times on a real server", takes_passthrough=True
+    ),
     "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
     "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
 }

@@ -1,84 +1,141 @@
-"""`gfdit sim`: run a trace through a policy under a virtual clock."""
+"""`gfdit sim`: run a trace through a policy, or several to compare, under a virtual clock."""
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from gfdit.cli.serve import parse_policy_args
-from gfdit.core.policy_loading import load_policy
-from gfdit.observe.timeline import TimelineWriter
+from gfdit.cli.policy_options import add_policy_options, chosen_policies
+from gfdit.core.cost_file import CostTable
+from gfdit.observe.timeline import Span, read_timeline
+from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
-from gfdit.sim.results import describe, summarize
-from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, SimulationRun, Simulator, Status
-from gfdit.sim.trace import read_trace
-
-NAMED = 5  # requests named in an error; more are counted
+from gfdit.sim.results import as_table, describe
+from gfdit.sim.simulator import SimulationOptions
+from gfdit.sim.trace import TraceRequest, read_trace
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="T.jsonl", type=Path, required=True, help="requests and their arrivals")
+    add_simulation_options(parser)
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write the result there, by policy if several")
+    parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        type=Path,
+        help="draw what ran where, with several policies the latencies too",
+    )
+
+
+def add_simulation_options(parser: argparse.ArgumentParser) -> None:
+    """What a single trace and a sweep have in common."""
     parser.add_argument("--costs", metavar="C.json", required=True, help="cost table: a file or a shipped name")
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each")
-    parser.add_argument(
-        "--policy", required=True, help="a name (see `gfdit policies`), module:Class or file.py:Class"
-    )
-    parser.add_argument(
-        "--policy-arg", action="append", default=[], metavar="KEY=VALUE", help="an argument of the policy; repeat"
-    )
+    add_policy_options(parser)
     parser.add_argument("--grace-s", type=float, default=0.0, help="how late still counts as nearly in time")
-    parser.add_argument("--json", metavar="OUT", type=Path, help="write the result there")
-    parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
+    parser.add_argument(
+        "--bound", action="store_true", help="also what no schedule can exceed (an upper bound on attainment)"
+    )
     parser.add_argument("--jitter", type=float, default=0.0, help="relative spread of task times, e.g. 0.01")
     parser.add_argument("--seed", type=int, default=0, help="of the jitter")
     parser.add_argument(
         "--dispatch-latency-s", type=float, default=0.0, help="from a decision to its task's start"
     )
     parser.add_argument("--check", action="store_true", help="check all bookkeeping after every event (slow)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
+
+
+def simulation_options(args: argparse.Namespace) -> SimulationOptions:
+    if not args.grace_s >= 0:
+        raise ValueError(f"--grace-s must be a non-negative number, got {args.grace_s}")
+    if args.jobs is not None and args.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {args.jobs}")
+    if args.bound and args.jitter:
+        raise ValueError("--bound does not go with --jitter: tasks may be faster than the cost table says")
+    return SimulationOptions(args.ranks, args.dispatch_latency_s, args.jitter, args.seed, args.check)
+
+
+def num_processes(args: argparse.Namespace) -> int:
+    return args.jobs or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], object]]:
+    """A bar on a terminal; nothing where nobody looks, or for a single step."""
+    if total == 1:
+        yield lambda: None
+        return
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    with tqdm(total=total, desc=title, unit="run", disable=None) as bar:
+        yield bar.update
 
 
 def run(args: argparse.Namespace) -> int:
-    """The result is written in any case; a policy that made mistakes is then reported as an error."""
-    if not args.grace_s >= 0:
-        raise ValueError(f"--grace-s must be a non-negative number, got {args.grace_s}")
-    options = SimulationOptions(args.ranks, args.dispatch_latency_s, args.jitter, args.seed, args.check)
-    policy = load_policy(args.policy, parse_policy_args(args.policy_arg))
+    """The results are written in any case; policies that made mistakes are then reported as an error."""
+    options = simulation_options(args)
+    policies = chosen_policies(args)
+    if args.timeline is not None and len(policies) > 1:
+        raise ValueError("--timeline is of a single --policy; --plot draws several")
     table = load_cost_table(args.costs)
-    trace = read_trace(args.trace)
+    trace = tuple(read_trace(args.trace))
     if not trace:
         raise ValueError(f"{args.trace}: the trace has no requests")
-    simulator = Simulator(policy, table, trace, options)
-    if args.timeline is None:
-        done = simulator.run()
-    else:
-        with TimelineWriter(args.timeline, args.ranks, base_s=0.0) as timeline:
-            done = simulator.run(timeline)
-    result = summarize(done, grace_s=args.grace_s)
-    print(describe(result), flush=True)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if complaint := _complaint(done):
-        raise ValueError(complaint)
+    jobs = [Job(policy, trace, table, options, args.grace_s) for policy in policies]
+    runs = dict(zip((policy.label for policy in policies), _simulate(jobs, args), strict=True))
+    results = {name: outcome.result for name, (outcome, _) in runs.items()}
+    if args.bound:
+        bounds = _bounds(trace, table, options.num_ranks, args.grace_s)
+        for result in results.values():
+            result["upper_bound"] = bounds
+    _report(results, args)
+    if args.plot is not None:
+        from gfdit.sim.plots import plot_runs
+
+        spans = {name: found for name, (_, found) in runs.items()}
+        plot_runs(trace, results, spans, args.plot, num_ranks=options.num_ranks)
+    if complaints := [outcome.complaint for outcome, _ in runs.values() if outcome.complaint]:
+        raise ValueError("; ".join(complaints))
     return 0
 
 
-def _complaint(done: SimulationRun) -> str:
-    """What went wrong, in one line; empty if nothing did."""
-    starved = [request for request in done.requests if request.status is Status.STARVED]
-    failed = [request for request in done.requests if request.status is Status.FAILED]
-    parts = []
-    if starved:
-        parts.append(f"starvation: policy {done.policy!r} never finished {_names(starved, done)}")
-    if failed:
-        parts.append(f"failed: {_names(failed, done)}: {failed[0].detail}")
-    elif done.faults:
-        parts.append(f"faults of the policy: {len(done.faults)}, the first: {done.faults[0]}")
-    return "; ".join(parts)
+def _simulate(jobs: Sequence[Job], args: argparse.Namespace) -> list[tuple[Outcome, list[Span]]]:
+    """Outcomes, with what ran where if it is to be drawn."""
+    if args.timeline is not None:
+        outcome = simulate(jobs[0], args.timeline)
+        return [(outcome, read_timeline(args.timeline) if args.plot is not None else [])]
+    with progress("simulate", len(jobs)) as step:
+        if args.plot is not None:
+            return in_processes(simulate_spans, jobs, num_processes=num_processes(args), on_done=step)
+        outcomes = in_processes(simulate, jobs, num_processes=num_processes(args), on_done=step)
+        return [(outcome, []) for outcome in outcomes]
 
 
-def _names(requests: Sequence[SimulatedRequest], done: SimulationRun) -> str:
-    names = [request.trace.id for request in requests[:NAMED]]
-    if len(requests) > NAMED:
-        names.append(f"{len(requests) - NAMED} more")
-    return f"{len(requests)} of {len(done.requests)} requests ({', '.join(names)})"
+def _bounds(trace: Sequence[TraceRequest], table: CostTable, num_ranks: int, grace_s: float) -> dict[str, float]:
+    from gfdit.sim.bound import attainment_bound
+
+    bound = partial(attainment_bound, trace, table, num_ranks=num_ranks)
+    return {
+        "slo_attainment": bound().attainment,
+        "slo_attainment_grace": bound(grace_s=grace_s).attainment,
+    }
+
+
+def _report(results: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+    (first, *others) = results.values()
+    print(as_table("policy", results) if others else describe(first))
+    if bounds := first.get("upper_bound"):
+        in_time, with_grace = bounds["slo_attainment"], bounds["slo_attainment_grace"]
+        print(f"no schedule exceeds {in_time:.1%} in time, {with_grace:.1%} with grace")
+    if args.json is not None:
+        write_json(args.json, {"version": 1, "results": results} if others else first)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

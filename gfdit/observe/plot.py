@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,11 @@ from gfdit.observe.timeline import MIGRATE, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
 WIDTH_IN = 15.0
 LANE_HEIGHT_IN = 0.52
+LOW_LANE_HEIGHT_IN = 0.26
 DPI = 130
 _BAR_HEIGHT = 0.82
 _MIGRATION_HEIGHT = 0.12
@@ -49,6 +51,8 @@ _PALETTE = (
         "#882255",
     ),
 )
+# For classes of requests: few, told apart by the colour-blind.
+_CLASS_PALETTE = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#997700", "#66ccee")
 
 
 def plot_timeline(
@@ -58,9 +62,10 @@ def plot_timeline(
     title: str = "",
     num_ranks: int | None = None,
     names: Mapping[str, str] | None = None,
+    classes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG. ``names`` gives requests other names in the legend; ``num_ranks`` adds idle lanes."""
-    plot_comparison({title: spans}, path, num_ranks=num_ranks, names=names)
+    """Write a PNG of one timeline; options as those of :func:`plot_comparison`."""
+    plot_comparison({title: spans}, path, num_ranks=num_ranks, names=names, classes=classes)
 
 
 def plot_comparison(
@@ -69,32 +74,61 @@ def plot_comparison(
     *,
     num_ranks: int | None = None,
     names: Mapping[str, str] | None = None,
+    classes: Mapping[str, str] | None = None,
+    pale: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Write a PNG of several timelines, by title, one below the other on one time axis.
 
-    A request has the same colour in all of them.
+    A request has the same colour in all of them: its own, or that of its class where ``classes`` has the classes
+    of the requests. ``names`` gives requests other names in the legend, ``num_ranks`` adds idle lanes.
+    ``pale`` has by title the requests to draw pale: those that came too late, as the legend says.
     """
     # The class instead of pyplot: no global state, no display, and safe in any thread.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    everything = [span for spans in timelines.values() for span in spans]
-    lanes = max([num_ranks or 1, *(rank + 1 for span in everything for rank in span.ranks)])
-    end_s = max((span.end_s for span in everything), default=1.0)
-    requests = dict.fromkeys(span.request for span in sorted(everything, key=lambda span: span.start_s))
-    colours = {request: _PALETTE[i % len(_PALETTE)] for i, request in enumerate(requests)}
-
-    panel_in = lanes * LANE_HEIGHT_IN + 0.55
+    lanes = count_lanes(timelines, num_ranks)
+    lane_in = LANE_HEIGHT_IN if classes is None else LOW_LANE_HEIGHT_IN
+    panel_in = lanes * lane_in + 0.55
     figure = Figure(figsize=(WIDTH_IN, len(timelines) * panel_in + 1.2), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
+    draw_comparison(figure, timelines, lanes=lanes, names=names, classes=classes, pale=pale)
+    figure.savefig(path, format="png")
+
+
+def count_lanes(timelines: Mapping[str, Sequence[Span]], num_ranks: int | None = None) -> int:
+    everything = (span for spans in timelines.values() for span in spans)
+    return max([num_ranks or 1, *(rank + 1 for span in everything for rank in span.ranks)])
+
+
+def draw_comparison(
+    figure: Figure | SubFigure,
+    timelines: Mapping[str, Sequence[Span]],
+    *,
+    lanes: int,
+    names: Mapping[str, str] | None = None,
+    classes: Mapping[str, str] | None = None,
+    pale: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """What :func:`plot_comparison` draws, into a figure or a part of one, ``WIDTH_IN`` wide."""
+    everything = [span for spans in timelines.values() for span in spans]
+    end_s = max((span.end_s for span in everything), default=1.0)
+    requests = dict.fromkeys(span.request for span in sorted(everything, key=lambda span: span.start_s))
+    keys = {request: (classes or {}).get(request, request) for request in requests}
+    palette = _PALETTE if classes is None else _CLASS_PALETTE
+    order = dict.fromkeys(keys.values()) if classes is None else sorted(set(keys.values()))
+    colour_of = {key: palette[i % len(palette)] for i, key in enumerate(order)}
+    colours = {request: colour_of[key] for request, key in keys.items()}
     all_axes: Any = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (title, spans) in zip(all_axes, timelines.items(), strict=True):
         _draw_lanes(axes, lanes, end_s, title)
-        _draw_spans(axes, spans, colours, inches_per_s=(WIDTH_IN - 1.0) / end_s)
+        late = (pale or {}).get(title, ())
+        own = {request: _paler(colour) if request in late else colour for request, colour in colours.items()}
+        _draw_spans(axes, spans, own, inches_per_s=(WIDTH_IN - 1.0) / end_s)
     all_axes[-1].set_xlabel("seconds")
     kinds = {span.kind for span in everything}
-    _draw_legend(figure, colours, kinds, names or {})
-    figure.savefig(path, format="png")
+    titles = colour_of if classes else {(names or {}).get(name, name): colour for name, colour in colours.items()}
+    _draw_legend(figure, titles, kinds, has_pale=any((pale or {}).values()))
 
 
 def _draw_lanes(axes: Axes, lanes: int, end_s: float, title: str) -> None:
@@ -112,9 +146,12 @@ def _draw_lanes(axes: Axes, lanes: int, end_s: float, title: str) -> None:
 
 
 def _draw_spans(axes: Axes, spans: Sequence[Span], colours: Mapping[str, str], *, inches_per_s: float) -> None:
-    # Edges part neighbouring steps; around bars a few pixels wide they would only wash the colour out.
+    # Edges part neighbouring steps; around bars a few pixels wide they would only wash the colour out, so
+    # that there they part requests.
     widths_in = sorted(span.duration_s * inches_per_s for span in spans)
     line_width = 0.4 if widths_in and widths_in[len(widths_in) // 2] > 0.05 else 0.0
+    if not line_width:
+        spans, line_width = _joined(spans, gap_s=0.02 / inches_per_s), 0.25
     for (request, kind), group in groupby(sorted(spans, key=_look), key=_look):
         bars = list(group)
         height = _MIGRATION_HEIGHT if kind == MIGRATE else _BAR_HEIGHT
@@ -139,6 +176,18 @@ def _draw_spans(axes: Axes, spans: Sequence[Span], colours: Mapping[str, str], *
             axes.text(
                 x, label.longest.rank, label.text, ha="center", va="center", fontsize=8, color=label.ink, zorder=4
             )
+
+
+def _joined(spans: Sequence[Span], *, gap_s: float) -> list[Span]:
+    """One span for a run of steps of one request on the same ranks without gaps that could be seen."""
+    joined: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.kind == MIGRATE, *_place(span))):
+        last = joined[-1] if joined else None
+        if last and (_run(span), span.kind) == (_run(last), last.kind) and span.start_s - last.end_s < gap_s:
+            joined[-1] = replace(last, end_s=max(span.end_s, last.end_s))
+        else:
+            joined.append(span)
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +234,23 @@ def _ink(background: str) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
 
 
-def _draw_legend(figure: Any, colours: Mapping[str, str], kinds: set[str], names: Mapping[str, str]) -> None:
+def _paler(colour: str) -> str:
+    """Two thirds of the way to white, from and to ``#rrggbb``."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{255 - (255 - part) // 3:02x}" for part in parts)
+
+
+def _draw_legend(
+    figure: Figure | SubFigure, titles: Mapping[str, str], kinds: set[str], *, has_pale: bool
+) -> None:
     from matplotlib.patches import Patch
 
-    entries = [Patch(facecolor=colour, label=names.get(name, name)) for name, colour in colours.items()]
+    entries = [Patch(facecolor=colour, label=title) for title, colour in titles.items()]
     if len(entries) > _MAX_LEGEND_ENTRIES:
         hidden = len(entries) - _MAX_LEGEND_ENTRIES
         entries = [*entries[:_MAX_LEGEND_ENTRIES], Patch(facecolor="none", label=f"and {hidden} more")]
+    if has_pale:
+        entries.append(Patch(facecolor=_paler("#555555"), label="pale: too late"))
     for kind, hatch in _HATCHES.items():
         if kind in kinds:
             entries.append(Patch(facecolor="#cccccc", edgecolor="white", hatch=hatch, label=kind))

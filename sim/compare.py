@@ -1,0 +1,131 @@
+"""Several policies on the same traces, in as many processes as there are cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gfdit.core import Policy
+from gfdit.core.cost_file import CostTable
+from gfdit.core.policy_loading import load_policy
+from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
+from gfdit.sim.results import summarize
+from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, SimulationRun, Simulator, Status
+from gfdit.sim.trace import TraceRequest
+
+NAMED = 5  # requests named in a complaint; more are counted
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy and its arguments as on the command line; ``name`` is what tables and pictures call it."""
+
+    spec: str
+    args: tuple[tuple[str, str], ...] = ()
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or " ".join([self.spec, *(f"{key}={value}" for key, value in self.args)])
+
+    def load(self) -> Policy:
+        """Raises ``ValueError`` as ``load_policy`` does."""
+        return load_policy(self.spec, dict(self.args))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One simulation, in a form that can go to another process."""
+
+    policy: PolicyChoice
+    trace: tuple[TraceRequest, ...]
+    table: CostTable
+    options: SimulationOptions
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result file's content, and what went wrong in one line; empty if nothing did."""
+
+    result: dict[str, Any]
+    complaint: str = ""
+
+
+def simulate(job: Job, timeline: Path | None = None) -> Outcome:
+    """Raises ``ValueError`` for a policy that cannot be loaded or a trace that cannot be served."""
+    simulator = Simulator(job.policy.load(), job.table, job.trace, job.options)
+    if timeline is None:
+        done = simulator.run()
+    else:
+        with TimelineWriter(timeline, job.options.num_ranks, base_s=0.0) as writer:
+            done = simulator.run(writer)
+    return Outcome(summarize(done, grace_s=job.grace_s), _complaint(done))
+
+
+def simulate_spans(job: Job) -> tuple[Outcome, list[Span]]:
+    """With what ran where; migrations included."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        outcome = simulate(job, path)
+        return outcome, read_timeline(path)
+
+
+def in_processes(
+    call: Callable[[T], R],
+    items: Sequence[T],
+    *,
+    num_processes: int,
+    on_done: Callable[[], object] = lambda: None,
+) -> list[R]:
+    """``call`` of every item, in their order; the first error ends it. ``on_done`` is told of each one.
+
+    Processes are spawned, so ``call`` must be a function of a module. One process is this one.
+    """
+    if num_processes <= 1 or len(items) <= 1:
+        return list(_one_by_one(call, items, on_done))
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(num_processes, len(items)), mp_context=spawning) as pool:
+        futures = [pool.submit(call, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                on_done()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+def _one_by_one(call: Callable[[T], R], items: Iterable[T], on_done: Callable[[], object]) -> Iterable[R]:
+    for item in items:
+        yield call(item)
+        on_done()
+
+
+def _complaint(done: SimulationRun) -> str:
+    starved = [request for request in done.requests if request.status is Status.STARVED]
+    failed = [request for request in done.requests if request.status is Status.FAILED]
+    parts = []
+    if starved:
+        parts.append(f"starvation: policy {done.policy!r} never finished {_names(starved, done)}")
+    if failed:
+        parts.append(f"failed: {_names(failed, done)}: {failed[0].detail}")
+    elif done.faults:
+        parts.append(f"faults of the policy: {len(done.faults)}, the first: {done.faults[0]}")
+    return "; ".join(parts)
+
+
+def _names(requests: Sequence[SimulatedRequest], done: SimulationRun) -> str:
+    names = [request.trace.id for request in requests[:NAMED]]
+    if len(requests) > NAMED:
+        names.append(f"{len(requests) - NAMED} more")
+    return f"{len(requests)} of {len(done.requests)} requests ({', '.join(names)})"

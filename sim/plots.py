@@ -1,0 +1,199 @@
+"""Pictures of comparisons: deadlines met against load, and distributions of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gfdit.observe.plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
+from gfdit.observe.timeline import Span
+from gfdit.sim.sweep import BOUND, Point, Sweep
+from gfdit.sim.trace import TraceRequest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 110
+PANEL_WIDTH_IN = 4.6
+PANEL_HEIGHT_IN = 3.3
+LANES_DPI = 90
+MAX_COLUMNS = 3
+MANY_REQUESTS = 20  # more than there are colours for
+DODGE = 0.008  # of the axis, between the markers of two policies
+# Paul Tol's bright and vibrant colours: told apart by the colour-blind too, and by their markers.
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ee7733", "#aa3377", "#66ccee", "#997700", "#009988", "#332288")
+_MARKERS = "osD^vP*X<"
+
+
+def plot_attainment(sweep: Sweep, path: str | Path, *, grace_s: float = 0.0) -> None:
+    """Write a PNG: a panel per workload, mean share of deadlines met and its 95 % confidence interval.
+
+    The horizontal axis is the load, or the deadline scale if there are several scales and one load.
+    """
+    points = sweep.points
+    by_scale = len({point.deadline_scale for point in points}) > len({point.load for point in points})
+    panels: dict[str, list[Point]] = {}
+    for point in points:
+        panels.setdefault(_panel_title(point, points, by_scale=by_scale), []).append(point)
+    figure, all_axes = _figure(len(panels), share_y=True)
+    for axes, (title, members) in zip(all_axes, panels.items(), strict=True):
+        for index, policy in enumerate(sweep.policies):
+            _draw_line(axes, sweep, members, policy, index, by_scale=by_scale)
+        _finish(axes, title, "deadlines as a multiple of the standard ones" if by_scale else "load / capacity")
+        axes.set_ylim(0, 102)
+    late = f" or by less than {grace_s:g} s late" if grace_s else ""
+    figure.supylabel(f"requests in time{late}, %", fontsize=10)
+    _legend(figure, all_axes[0])
+    figure.savefig(path, format="png")
+
+
+def plot_latencies(panels: Mapping[str, Mapping[str, Sequence[float]]], path: str | Path) -> None:
+    """Write a PNG: a panel per title, the share of completed requests within a time for every policy.
+
+    ``panels`` has seconds by title and policy.
+    """
+    figure, all_axes = _figure(len(panels), share_y=True)
+    for axes, (title, latencies_s) in zip(all_axes, panels.items(), strict=True):
+        draw_latencies(axes, latencies_s)
+        _finish(axes, title, "latency, s")
+    figure.supylabel("completed requests, %", fontsize=10)
+    _legend(figure, all_axes[0])
+    figure.savefig(path, format="png")
+
+
+def plot_runs(
+    trace: Sequence[TraceRequest],
+    results: Mapping[str, Mapping[str, Any]],
+    spans: Mapping[str, Sequence[Span]],
+    path: str | Path,
+    *,
+    num_ranks: int,
+) -> None:
+    """Write a PNG of runs of one trace, by policy: what ran where, and above it the latencies of several.
+
+    ``results`` are result files. Colours are the requests' or, if there are many, those of their classes.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    many = len(trace) > MANY_REQUESTS
+    titles = {name: f"{name}: {result['slo_attainment']:.0%} in time" for name, result in results.items()}
+    late = {
+        name: [request["id"] for request in result["requests"] if not request["met_deadline"]]
+        for name, result in results.items()
+    }
+    lane_in = LOW_LANE_HEIGHT_IN if many else LANE_HEIGHT_IN
+    lanes_in = len(spans) * (num_ranks * lane_in + 0.55) + 1.2
+    heights_in = ([PANEL_HEIGHT_IN] if len(results) > 1 else []) + [lanes_in]
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), dpi=LANES_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(heights_in), 1, squeeze=False, height_ratios=heights_in)[:, 0]
+    if len(results) > 1:
+        axes = parts[0].subplots()
+        draw_latencies(axes, {name: completed_latencies(result) for name, result in results.items()})
+        _finish(axes, "", "latency, s")
+        axes.set_ylabel("completed requests, %", fontsize=9)
+        axes.legend(fontsize=9, frameon=False)
+    draw_comparison(
+        parts[-1],
+        {titles[name]: spans[name] for name in results},
+        lanes=num_ranks,
+        classes={request.id: request.slo_class for request in trace} if many else None,
+        pale={titles[name]: late[name] for name in results},
+    )
+    figure.savefig(path, format="png")
+
+
+def completed_latencies(result: Mapping[str, Any]) -> list[float]:
+    return [request["latency_s"] for request in result["requests"] if request["latency_s"] is not None]
+
+
+def draw_latencies(axes: Axes, latencies_s: Mapping[str, Sequence[float]]) -> None:
+    """Cumulative distributions over a logarithmic axis."""
+    from matplotlib.ticker import LogLocator
+
+    for index, (policy, values_s) in enumerate(latencies_s.items()):
+        ordered = np.sort(np.asarray(values_s, dtype=float))
+        share = np.arange(1, len(ordered) + 1) / max(len(ordered), 1) * 100
+        axes.step(ordered, share, where="post", color=_COLOURS[index % len(_COLOURS)], lw=1.6, label=policy)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_ylim(0, 102)
+
+
+def pooled_latencies(sweep: Sweep, point: Point) -> dict[str, list[float]]:
+    """Of all seeds, by policy."""
+    return {
+        policy: [latency_s for values in sweep.values(point, policy, "latencies_s") for latency_s in values]
+        for policy in sweep.policies
+        if policy != BOUND
+    }
+
+
+def _panel_title(point: Point, points: Sequence[Point], *, by_scale: bool) -> str:
+    """The workload, and what else varies but is not on the axis."""
+    parts = [point.workload]
+    if by_scale and len({other.load for other in points}) > 1:
+        parts.append(f"load {point.load:g}")
+    if not by_scale and len({other.deadline_scale for other in points}) > 1:
+        parts.append(f"deadlines x {point.deadline_scale:g}")
+    return ", ".join(parts)
+
+
+def _draw_line(
+    axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, index: int, *, by_scale: bool
+) -> None:
+    found = [(point, sweep.estimate(point, policy, "slo_attainment_grace")) for point in points]
+    rows = [
+        (point.deadline_scale if by_scale else point.load, 100 * value.mean, 100 * (value.ci95 or 0.0))
+        for point, value in found
+        if value is not None
+    ]
+    x, mean, half_width = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    if policy == BOUND:
+        axes.plot(x, mean, color="#555555", ls="--", lw=1.4, label=policy, zorder=1)
+        return
+    colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+    # Side by side, so that intervals at one load do not hide each other.
+    x = x + (index - (len(sweep.policies) - 1) / 2) * DODGE * (x.max() - x.min())
+    ends = np.clip([mean - half_width, mean + half_width], 0, 100)
+    axes.vlines(x, ends[0], ends[1], color=colour, lw=1.1, alpha=0.75, zorder=2)
+    axes.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.5, label=policy, zorder=3)
+
+
+def _figure(num_panels: int, *, share_y: bool) -> tuple[Figure, list[Any]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(num_panels, MAX_COLUMNS)
+    rows = -(-num_panels // columns)
+    size = (columns * PANEL_WIDTH_IN + 0.4, rows * PANEL_HEIGHT_IN + 0.6)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False).flatten()
+    for spare in grid[num_panels:]:
+        spare.remove()
+    return figure, list(grid[:num_panels])
+
+
+def _finish(axes: Axes, title: str, x_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10.5)
+    axes.set_xlabel(x_label, fontsize=9)
+    axes.grid(color="#e4e4e4", linewidth=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=9, frameon=False
+    )

@@ -1,0 +1,242 @@
+"""Several policies at once: the same numbers as alone, in order, whatever the number of processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gfdit.cli import main as cli
+from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
+from gfdit.sim.estimates import estimate
+from gfdit.sim.simulator import SimulationOptions
+from gfdit.sim.sweep import BOUND, Grid, Point, num_cases, run_sweep
+from gfdit.sim.trace import write_trace
+from tests.sim.tables import line, table
+
+STARVES = (
+    "from gfdit.core import Decision\n"
+    "class Lazy:\n    name = 'lazy'\n    def schedule(self, view): return Decision()\n"
+)
+
+
+def grid(**changes: object) -> Grid:
+    options: dict[str, object] = {
+        "table": table(),
+        "policies": (PolicyChoice("fcfs"), PolicyChoice("fcfs", (("group_size", "2"),), name="wide")),
+        "workloads": ("short",),
+        "loads": (0.5, 1.5),
+        "seeds": (0, 1),
+        "options": SimulationOptions(2),
+        "num_steps": 3,
+        "bound": True,
+    }
+    return Grid(**(options | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def sweep_json() -> str:
+    return json.dumps(run_sweep(grid()).as_json())
+
+
+def process_of(index: int) -> tuple[int, int]:
+    return index, os.getpid()
+
+
+def fail_on_two(index: int) -> int:
+    if index == 2:
+        raise ValueError("two is wrong")
+    return index
+
+
+def test_items_keep_their_order_in_other_processes() -> None:
+    done = []
+    found = in_processes(process_of, range(8), num_processes=2, on_done=lambda: done.append(threading.get_ident()))
+    assert [index for index, _ in found] == list(range(8))
+    assert os.getpid() not in {process for _, process in found}
+    assert done == [threading.get_ident()] * 8
+    assert {process for _, process in in_processes(process_of, range(3), num_processes=1)} == {os.getpid()}
+
+
+def test_an_error_in_a_process_is_the_callers() -> None:
+    for num_processes in (1, 2):
+        with pytest.raises(ValueError, match="two is wrong"):
+            in_processes(fail_on_two, range(6), num_processes=num_processes)
+
+
+def test_a_sweep_is_the_same_in_any_number_of_processes(sweep_json: str) -> None:
+    assert json.dumps(run_sweep(grid(), num_processes=2).as_json()) == sweep_json
+
+
+def test_a_sweep_has_every_combination_with_the_numbers_of_single_runs(sweep_json: str) -> None:
+    data = json.loads(sweep_json)
+    assert len(data["cells"]) == num_cases(grid()) == 2 * 2 * 3
+    assert {cell["policy"] for cell in data["cells"]} == {"fcfs", "wide", BOUND}
+    cell = next(c for c in data["cells"] if (c["load"], c["seed"], c["policy"]) == (1.5, 1, "wide"))
+    trace = grid().trace(Point("short", 1.5), 1)
+    alone = simulate(Job(grid().policies[1], trace, table(), SimulationOptions(2))).result
+    assert cell["slo_attainment"] == alone["slo_attainment"] and cell["p95_latency_s"] == alone["p95_latency_s"]
+    assert len(cell["latencies_s"]) == alone["num_completed"] == len(trace)
+    for point in data["points"]:
+        values = [
+            cell["slo_attainment"]
+            for cell in data["cells"]
+            if (cell["load"], cell["policy"]) == (point["load"], point["policy"])
+        ]
+        assert point["slo_attainment"]["mean"] == pytest.approx(statistics.fmean(values))
+
+
+def test_the_bound_is_above_the_policies() -> None:
+    sweep = run_sweep(grid())
+    for point in sweep.points:
+        for policy in ("fcfs", "wide"):
+            assert sweep.difference(point, BOUND, policy, "slo_attainment").mean >= 0
+
+
+def test_deadlines_scale() -> None:
+    plain, scaled = (grid().trace(Point("short", 0.5, scale), 0) for scale in (1.0, 2.0))
+    assert [r.deadline_s for r in scaled] == [pytest.approx(2 * (r.deadline_s or 0)) for r in plain]
+    assert [r.arrival_s for r in scaled] == [r.arrival_s for r in plain]
+
+
+def test_intervals() -> None:
+    # Student's t for 4 degrees of freedom at 97.5 %: 2.776.
+    found = estimate([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.mean == 3.0
+    assert found.ci95 == pytest.approx(2.776445 * math.sqrt(2.5 / 5), rel=1e-5)
+    assert estimate([7.0]).ci95 is None and estimate([7.0]).low == 7.0
+
+
+def test_paired_differences_do_not_see_what_both_suffer() -> None:
+    sweep = run_sweep(grid(bound=False, seeds=tuple(range(4))))
+    point = Point("short", 1.5)
+    values = [sweep.values(point, name, "mean_latency_s") for name in ("wide", "fcfs")]
+    assert sweep.difference(point, "wide", "fcfs", "mean_latency_s") == estimate(
+        [a - b for a, b in zip(*values, strict=True)]
+    )
+    assert sweep.values(point, "fcfs", "per_class.S.num_requests")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"workloads": ("long",)}, "unknown workload 'long', known: short"),
+        ({"deadline_scales": (0.0,)}, "a deadline scale must be a positive number, got 0.0"),
+        ({"policies": (PolicyChoice("fcfs"),) * 2}, "policy 'fcfs' is there twice"),
+        ({"options": SimulationOptions(2, jitter=0.1)}, "no upper bound with jitter"),
+    ],
+)
+def test_impossible_grids(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        grid(**changes)
+
+
+# The commands
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    table().save("c.json")
+    Path("lazy.py").write_text(STARVES)
+    write_trace("t.jsonl", [line("a", deadline_s=6.0), line("b", 0.5, deadline_s=6.0), line("c", 1.0)])
+    return tmp_path
+
+
+def sim(*args: str) -> int:
+    return cli.main(["sim", "--trace", "t.jsonl", "--costs", "c.json", "--ranks", "2", "--jobs", "1", *args])
+
+
+def sweep(*args: str) -> int:
+    own = ["--workload", "short", "--load", "0.5,1", "--steps", "2", "--seeds", "2"]
+    return cli.main(["sweep", "--costs", "c.json", "--ranks", "2", "--jobs", "1", *own, *args])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], call: Callable[[], int]) -> str:
+    assert call() == cli.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+WIDE = ("--policy", "fcfs", "--policy-arg", "group_size=2")
+
+
+def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim(*WIDE, "--policy", "fcfs", "--json", "r.json", "--bound", "--grace-s", "1") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [row.split("  ")[0] for row in out[1:3]] == ["fcfs group_size=2", "fcfs"]
+    assert out[3].startswith("no schedule exceeds ")
+    results = json.loads(Path("r.json").read_text())["results"]
+    assert sim("--policy", "fcfs", "--json", "one.json", "--grace-s", "1") == 0
+    one = json.loads(Path("one.json").read_text())
+    assert {key: results["fcfs"][key] for key in one} == one
+    bound = results["fcfs"]["upper_bound"]
+    assert 1.0 >= bound["slo_attainment_grace"] >= bound["slo_attainment"] >= one["slo_attainment"]
+
+
+def test_an_argument_belongs_to_the_policy_before_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim("--policy-arg", "group_size=2", "--policy", "fcfs", "--json", "a.json") == 0
+    assert sim(*WIDE, "--json", "b.json") == 0
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    told = "--policy-arg group_size=2 belongs after the --policy it is for"
+    assert told in error_of(
+        capsys, lambda: sim("--policy-arg", "group_size=2", "--policy", "fcfs", "--policy", "equipartition")
+    )
+
+
+def test_what_a_policy_does_wrong_is_told_with_the_others_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = error_of(capsys, lambda: sim("--policy", "fcfs", "--policy", "lazy.py:Lazy", "--json", "r.json"))
+    assert "starvation: policy 'lazy' never finished 3 of 3 requests" in told
+    results = json.loads(Path("r.json").read_text())["results"]
+    assert results["fcfs"]["num_completed"] == 3 and results["lazy.py:Lazy"]["num_completed"] == 0
+    told = error_of(capsys, lambda: sweep("--policy", "lazy.py:Lazy", "--json", "s.json"))
+    assert "short, load 0.5, seed 0: lazy.py:Lazy: starvation" in told and "(and 3 more runs)" in told
+    assert json.loads(Path("s.json").read_text())["points"][0]["slo_attainment"]["mean"] == 0
+
+
+def test_sweep_prints_means_and_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plots = ("--plots", "p", "--lanes", "short", "1", "0")
+    assert sweep(*WIDE, "--policy", "equipartition", "--bound", "--json", "s.json", *plots) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split() == ["load", "0.5", "1"] and out[2].startswith("fcfs group_size=2 ")
+    points = json.loads(Path("s.json").read_text())["points"]
+    mean = next(p for p in points if (p["policy"], p["load"]) == ("equipartition", 1.0))["slo_attainment_grace"]
+    assert f"{100 * mean['mean']:.1f} ± {100 * mean['ci95']:.1f} %" in out[3]
+    assert sorted(path.name for path in Path("p").iterdir()) == ["attainment.png", "lanes.png", "latency.png"]
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "told"),
+    [
+        (sim, ["--policy", "fcfs", "--policy", "fcfs"], "--policy fcfs is there twice"),
+        (sim, [*WIDE, "--policy", "fcfs", "--timeline", "l.json"], "--timeline is of a single --policy"),
+        (sim, ["--policy", "fcfs", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (sim, ["--policy", "fcfs", "--bound", "--jitter", "0.1"], "--bound does not go with --jitter"),
+        (sim, ["--policy", "fcfs", "--policy", "no-such"], "unknown policy 'no-such', known: "),
+        (sweep, ["--policy", "fcfs", "--load", "0.5;1"], "--load takes numbers with commas"),
+        (sweep, ["--policy", "fcfs", "--load", "-1"], "load must be a positive number, got -1"),
+        (sweep, ["--policy", "fcfs", "--workload", "long"], "unknown workload 'long', known: short"),
+        (sweep, ["--policy", "fcfs", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (sweep, ["--policy", "fcfs", "--deadline-scale", "0"], "deadline scale must be a positive number"),
+        (sweep, ["--policy", "fcfs", "--lanes", "short", "1", "0"], "--lanes needs --plots DIR"),
+        (
+            sweep,
+            ["--policy", "fcfs", "--plots", "p", "--lanes", "short", "3", "0"],
+            "--lanes short 3 0 is not one of the runs of this sweep",
+        ),
+    ],
+)
+def test_mistakes(
+    here: Path, call: Callable[..., int], args: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in error_of(capsys, lambda: call(*args))
+    assert not Path("p").exists()
