@@ -83,7 +83,7 @@ _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _STATE_WORDS = tl.constexpr(STATE_WORDS)
 _EDGE_WORDS = tl.constexpr(EDGE_WORDS)
 # How often a waiting program looks at abort words and clock, in polls.
-_LOOK_AROUND = tl.constexpr(64)
+LOOK_AROUND = tl.constexpr(64)
 _CREDIT_DIGEST = tl.constexpr(1)
 
 
@@ -198,15 +198,32 @@ def await_words(lane, addresses, expected, wanted, rank, peers, members, operati
         observed = tl.where(waiting, fresh, observed)
         waiting = wanted & is_behind(observed, expected)
         polls += 1
-        if polls % _LOOK_AROUND == 0:
-            aborted = abort_marks(lane, rank, peers, members, PTX)
-            if tl.sum(aborted.to(tl.int32)) > 0:
-                stop = 3
-            elif now_ns(clock, PTX) > deadline:
-                stop = 1
-            elif has_failed(lane):
-                stop = 4
+        if polls % LOOK_AROUND == 0:
+            stop = look_around(lane, clock, deadline, rank, peers, members, PTX)
     wrong = wanted & (observed != expected) & (is_behind(observed, expected) == 0)
+    return conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX)
+
+
+@triton.jit
+def look_around(lane, clock, deadline, rank, peers, members, PTX: tl.constexpr):
+    """Whether a waiting program must stop: an edge is aborted, time is up, or another program failed; 0 if not."""
+    stop = 0
+    if tl.sum(abort_marks(lane, rank, peers, members, PTX).to(tl.int32)) > 0:
+        stop = 3
+    elif now_ns(clock, PTX) > deadline:
+        stop = 1
+    elif has_failed(lane):
+        stop = 4
+    return stop
+
+
+@triton.jit
+def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX: tl.constexpr):
+    """Report how a wait ended, of all programs, unless it ended well; returns whether it did.
+
+    ``stop`` is from ``look_around``; ``waiting`` and ``wrong`` say which of ``peers`` were not heard from and which
+    sent another token than ``expected``.
+    """
     if tl.sum(wrong.to(tl.int32)) > 0:
         stop = 2
     tl.debug_barrier()
