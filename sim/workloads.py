@@ -1,32 +1,41 @@
-"""Arrival patterns of the GF-DiT evaluation (paper, section 6) and a plain Poisson one, at a chosen load.
+"""Workloads: arrival patterns of the published evaluations, at a chosen load or rate.
 
-A pattern is a list of phases of Poisson arrivals with a mix of small, medium and large requests. Its rates
-only matter relative to each other: they are scaled so that the time its requests would take on one rank each
-is the wanted share of what the ranks have to give during the pattern.
+A workload is a list of phases, each with a rate and a mix of request classes. The rates of the GF-DiT patterns
+(paper, section 6) and of ``poisson`` and ``gamma`` only matter relative to each other: they are scaled so that
+the time its requests would take on one rank each is the wanted share of what the ranks have to give. The
+TetriServe mixes (paper, section 6.1) have a rate of their own, 12 requests a minute.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gfdit.core import Request, Shape, TaskKind
 from gfdit.core.cost_table import TableCostModel
-from gfdit.core.layouts import SINGLE
-from gfdit.sim.graphs import GraphBuilder
+from gfdit.sim.arrivals import arrival_times, pick
+from gfdit.sim.request_classes import DEFAULT_STEPS, RequestClass, request_classes
 from gfdit.sim.trace import TraceRequest
 
-Mix = tuple[float, float, float]
-"""Shares of small, medium and large requests."""
+__all__ = [
+    "DEFAULT_STEPS",
+    "PATTERNS",
+    "Phase",
+    "RequestClass",
+    "Workload",
+    "generate",
+    "offered_load",
+    "request_classes",
+    "workload_classes",
+]
 
-CLASSES = ("S", "M", "L")
-DEFAULT_STEPS = 50
-IMAGE_FACTORS = (1.5, 2.0, 6.0)
-VIDEO_FACTORS = (2.0, 2.5, 3.5)
-"""Deadlines of small, medium and large requests as multiples of their time alone on one rank."""
+MAX_CV = 100.0
+
+Mix = tuple[float, ...]
+"""Shares of the classes, smallest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,36 @@ class Phase:
     mix: Mix
 
 
-# The mixes that the paper leaves open are even among the sizes it does not speak of.
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``cv`` is the coefficient of variation of the gaps between arrivals; 1 is Poisson.
+
+    Without ``sides`` the classes are small, medium and large shapes of the cost table. With ``sides`` they are
+    square images of so many pixels, with deadlines in seconds.
+    """
+
+    phases: tuple[Phase, ...]
+    cv: float = 1.0
+    sides: tuple[int, ...] = ()
+    deadlines_s: tuple[float, ...] = ()
+    num_steps: int = DEFAULT_STEPS
+
+    @property
+    def has_rate(self) -> bool:
+        """Its rates are those of an evaluation; others only matter relative to each other."""
+        return bool(self.sides)
+
+    @property
+    def duration_s(self) -> float:
+        return sum(phase.duration_s for phase in self.phases)
+
+    @property
+    def num_expected(self) -> float:
+        """Requests in one turn of the phases at the rates written there."""
+        return sum(phase.duration_s * phase.per_min / 60 for phase in self.phases)
+
+
+# The mixes that the GF-DiT paper leaves open are even among the sizes it does not speak of.
 _EVEN: Mix = (1 / 3, 1 / 3, 1 / 3)
 _ONLY_S: Mix = (1.0, 0.0, 0.0)
 _NO_S: Mix = (0.0, 0.5, 0.5)
@@ -47,118 +85,124 @@ def _mostly_s(share: float) -> Mix:
     return (share, (1 - share) / 2, (1 - share) / 2)
 
 
-PATTERNS: Mapping[str, tuple[Phase, ...]] = MappingProxyType(
+def _tetriserve(skew: float) -> Workload:
+    """Shares grow with exp(skew x tokens / most tokens). 300 requests are expected, as many as its prompts.
+
+    The paper does not say how many steps; see :mod:`gfdit.sim.flux_costs`.
+    """
+    sides = (256, 512, 1024, 2048)
+    shares = tuple(math.exp(skew * (side / sides[-1]) ** 2) for side in sides)
+    return Workload((Phase(1500, 12.0, shares),), sides=sides, deadlines_s=(1.5, 2.0, 3.0, 5.0), num_steps=20)
+
+
+PATTERNS: Mapping[str, Workload] = MappingProxyType(
     {
-        "short": (
-            Phase(60, 0.8, _mostly_s(0.5)),
-            Phase(300, 1.5, _mostly_s(0.6)),
-            Phase(180, 2.5, _mostly_s(0.7)),
-            Phase(60, 0.0, _EVEN),
+        "short": Workload(
+            (
+                Phase(60, 0.8, _mostly_s(0.5)),
+                Phase(300, 1.5, _mostly_s(0.6)),
+                Phase(180, 2.5, _mostly_s(0.7)),
+                Phase(60, 0.0, _EVEN),
+            )
         ),
-        "foreground-burst": (
-            Phase(180, 0.5, _NO_S),
-            Phase(180, 3.0, _mostly_s(0.85)),
-            Phase(540, 0.8, _EVEN),
-            Phase(180, 3.0, _mostly_s(0.85)),
-            Phase(720, 0.5, _EVEN),
+        "foreground-burst": Workload(
+            (
+                Phase(180, 0.5, _NO_S),
+                Phase(180, 3.0, _mostly_s(0.85)),
+                Phase(540, 0.8, _EVEN),
+                Phase(180, 3.0, _mostly_s(0.85)),
+                Phase(720, 0.5, _EVEN),
+            )
         ),
-        "inflight-burst": (
-            Phase(300, 0.6, _ONLY_L),
-            Phase(300, 0.0, _EVEN),
-            Phase(180, 4.0, _ONLY_S),
-            Phase(720, 0.0, _EVEN),
+        "inflight-burst": Workload(
+            (
+                Phase(300, 0.6, _ONLY_L),
+                Phase(300, 0.0, _EVEN),
+                Phase(180, 4.0, _ONLY_S),
+                Phase(720, 0.0, _EVEN),
+            )
         ),
-        "five-phase": (
-            Phase(600, 0.8, _EVEN),
-            Phase(900, 1.4, _EVEN),
-            Phase(900, 2.4, (0.275, 0.275, 0.45)),
-            Phase(600, 1.2, _EVEN),
-            Phase(600, 0.6, _EVEN),
+        "five-phase": Workload(
+            (
+                Phase(600, 0.8, _EVEN),
+                Phase(900, 1.4, _EVEN),
+                Phase(900, 2.4, (0.275, 0.275, 0.45)),
+                Phase(600, 1.2, _EVEN),
+                Phase(600, 0.6, _EVEN),
+            )
         ),
-        "poisson": (Phase(600, 1.0, _EVEN),),
+        "poisson": Workload((Phase(600, 1.0, _EVEN),)),
+        "gamma": Workload((Phase(600, 1.0, _EVEN),), cv=2.0),
+        "tetriserve-uniform": _tetriserve(skew=0.0),
+        "tetriserve-skewed": _tetriserve(skew=1.0),
     }
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestClass:
-    """One of the three sizes. ``service_s`` is its time alone on one rank."""
-
-    name: str
-    model: str
-    shape: Shape
-    num_steps: int
-    cfg: bool
-    service_s: float
-    deadline_s: float
-
-
-def request_classes(
+def workload_classes(
+    workload: Workload,
     cost: TableCostModel,
     *,
     model: str | None = None,
-    num_steps: int = DEFAULT_STEPS,
+    num_steps: int | None = None,
     deadline_factors: Sequence[float] | None = None,
+    slo_scale: float = 1.0,
 ) -> tuple[RequestClass, ...]:
-    """Small, medium and large: the smallest, the middle and the largest shape of ``model`` in the table.
+    """The classes of ``workload`` for ``model``; its own number of steps unless given; deadlines x ``slo_scale``.
 
-    Guidance is on if the table has times for it. Raises ``ValueError`` for a table that does not say which
-    model, or lacks its times on one rank.
+    Raises what :func:`request_classes` raises.
     """
-    if num_steps < 1:
-        raise ValueError(f"the number of steps must be at least 1, got {num_steps}")
-    model = _only_model(cost, model)
-    entries = [e for e in cost.table.entries if (e.model, e.task) == (model, TaskKind.DENOISE)]
-    cfg = any(entry.cfg for entry in entries)
-    alone = {e.shape for e in entries if e.parallel == SINGLE and e.batch == 1 and e.cfg == cfg}
-    shapes = sorted(alone, key=lambda shape: (shape.num_tokens, shape.height, shape.width))
-    if not shapes:
-        raise ValueError(f"the cost table has no time of a denoising step of {model!r} on one rank")
-    factors = deadline_factors or (IMAGE_FACTORS if shapes[-1].num_frames == 1 else VIDEO_FACTORS)
-    if len(factors) != len(CLASSES) or not all(math.isfinite(factor) and factor > 0 for factor in factors):
-        raise ValueError(f"deadline factors must be {len(CLASSES)} positive numbers, got {list(factors)}")
-    graphs = GraphBuilder(cost, num_ranks=1)
-    classes = []
-    for name, shape, factor in zip(
-        CLASSES, (shapes[0], shapes[len(shapes) // 2], shapes[-1]), factors, strict=True
-    ):
-        service_s = graphs.service_s(Request(name, model, shape, num_steps, 0.0, cfg=cfg))
-        classes.append(RequestClass(name, model, shape, num_steps, cfg, service_s, factor * service_s))
-    return tuple(classes)
+    return request_classes(
+        cost,
+        model=model,
+        num_steps=workload.num_steps if num_steps is None else num_steps,
+        deadline_factors=deadline_factors,
+        sides=workload.sides,
+        deadlines_s=workload.deadlines_s,
+        slo_scale=slo_scale,
+    )
 
 
 def generate(
-    phases: Sequence[Phase], classes: Sequence[RequestClass], *, num_ranks: int, load: float, seed: int
+    workload: Workload,
+    classes: Sequence[RequestClass],
+    *,
+    num_ranks: int,
+    seed: int,
+    load: float | None = None,
+    per_min: float | None = None,
+    cv: float | None = None,
+    duration_s: float | None = None,
+    num_requests: int | None = None,
 ) -> list[TraceRequest]:
     """A trace that the same arguments always reproduce; times are in whole microseconds.
 
-    Raises ``ValueError`` if ranks or load are not positive, or if the load is so small that nothing arrives.
+    At most one of ``load`` (relative to ``num_ranks``) and ``per_min`` (mean arrivals a minute) is given; without,
+    the rates are the workload's own. The trace is one turn of the phases, or as long as ``duration_s`` or
+    ``num_requests`` say, the phases repeating. Raises ``ValueError`` naming what is out of range, and if nothing
+    arrives.
     """
-    if num_ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, got {num_ranks}")
-    if not (math.isfinite(load) and load > 0):
-        raise ValueError(f"the load must be a positive number, got {load}")
+    _check_range(num_ranks=num_ranks, load=load, per_min=per_min, duration_s=duration_s, num_requests=num_requests)
+    cv = workload.cv if cv is None else cv
+    if not 0 <= cv <= MAX_CV:
+        raise ValueError(f"cv must be a number from 0 to {MAX_CV}, got {cv}")
+    scale = _scale(workload, classes, num_ranks, load, per_min)
+    if duration_s is None and num_requests is None:
+        duration_s = workload.duration_s
     draw = random.Random(seed)
-    scale = load * num_ranks * window_s(phases) / _expected_rank_s(phases, classes)
+    times_s = arrival_times(
+        [(phase.duration_s, phase.per_min * scale / 60) for phase in workload.phases], draw, cv
+    )
     arrivals = []
-    phase_start_s = 0.0
-    for phase in phases:
-        phase_end_s = phase_start_s + phase.duration_s
-        at_s = phase_start_s
-        while phase.per_min > 0:
-            at_s -= math.log(1.0 - draw.random()) * 60 / (phase.per_min * scale)
-            if at_s >= phase_end_s:
-                break
-            arrivals.append((at_s, draw.choices(classes, phase.mix)[0]))
-        phase_start_s = phase_end_s
+    for at_s in itertools.islice(times_s, num_requests):
+        if duration_s is not None and at_s >= duration_s:
+            break
+        arrivals.append((at_s, classes[pick(_phase_at(workload, at_s).mix, draw)]))
     if not arrivals:
-        raise ValueError(f"no request arrives at load {load} on {num_ranks} ranks with seed {seed}")
+        wanted = f"load {load} on {num_ranks} ranks" if per_min is None else f"{per_min} a minute"
+        raise ValueError(f"no request arrives at {wanted} with seed {seed}")
     width = len(str(len(arrivals) - 1))
     return [_trace_request(f"r{index:0{width}}", at_s, kind) for index, (at_s, kind) in enumerate(arrivals)]
-
-
-def window_s(phases: Sequence[Phase]) -> float:
-    return sum(phase.duration_s for phase in phases)
 
 
 def offered_load(
@@ -169,22 +213,57 @@ def offered_load(
     return sum(service_s[request.slo_class] for request in trace) / (num_ranks * over_s)
 
 
-def _only_model(cost: TableCostModel, model: str | None) -> str:
-    models = list(dict.fromkeys(entry.model for entry in cost.table.entries))
-    if model is None and len(models) == 1:
-        return models[0]
-    if model not in models:
-        wrong = "which model: the cost table has several" if model is None else f"no cost for model {model!r}"
-        raise ValueError(f"{wrong}, known: {', '.join(models)}")
-    return model
+def _check_range(**values: float | None) -> None:
+    """All that are given must be positive; numbers of things at least 1."""
+    for name, value in values.items():
+        least = 1 if name.startswith("num_") else 0
+        if value is None or (math.isfinite(value) and value >= least and value > 0):
+            continue
+        what, bound = _RANGES[name], "at least 1" if least else "a positive number"
+        raise ValueError(f"{what} must be {bound}, got {value}")
 
 
-def _expected_rank_s(phases: Sequence[Phase], classes: Sequence[RequestClass]) -> float:
+_RANGES = MappingProxyType(
+    {
+        "num_ranks": "the number of ranks",
+        "load": "the load",
+        "per_min": "the requests a minute",
+        "duration_s": "the duration",
+        "num_requests": "the number of requests",
+    }
+)
+
+
+def _scale(
+    workload: Workload, classes: Sequence[RequestClass], num_ranks: int, load: float | None, per_min: float | None
+) -> float:
+    """What the rates of the phases are multiplied by."""
+    if load is not None and per_min is not None:
+        raise ValueError("the rate follows from the load: give one of them")
+    if per_min is not None:
+        return per_min * workload.duration_s / 60 / workload.num_expected
+    if load is not None:
+        return load * num_ranks * workload.duration_s / _expected_rank_s(workload, classes)
+    if not workload.has_rate:
+        raise ValueError("this workload has no rate of its own: give a load or a number of requests a minute")
+    return 1.0
+
+
+def _expected_rank_s(workload: Workload, classes: Sequence[RequestClass]) -> float:
     return sum(
-        phase.duration_s / 60 * phase.per_min * share * kind.service_s
-        for phase in phases
+        phase.duration_s / 60 * phase.per_min * share / sum(phase.mix) * kind.service_s
+        for phase in workload.phases
         for share, kind in zip(phase.mix, classes, strict=True)
     )
+
+
+def _phase_at(workload: Workload, at_s: float) -> Phase:
+    at_s %= workload.duration_s
+    for phase in workload.phases:
+        at_s -= phase.duration_s
+        if at_s < 0:
+            return phase
+    return workload.phases[-1]
 
 
 def _trace_request(request_id: str, at_s: float, kind: RequestClass) -> TraceRequest:

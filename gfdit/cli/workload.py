@@ -1,4 +1,4 @@
-"""`gfdit workload NAME`: a trace of one of the known arrival patterns, at a load relative to capacity."""
+"""`gfdit workload NAME`: a trace of one of the known arrival patterns, at a load or a rate."""
 
 import argparse
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 from gfdit.core.cost_table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.trace import write_trace
-from gfdit.sim.workloads import DEFAULT_STEPS, PATTERNS, generate, offered_load, request_classes, window_s
+from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_classes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,12 +15,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", metavar="C.json", required=True, help="cost table: a file or a shipped name")
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="ranks the load is relative to")
     parser.add_argument(
-        "--load", type=float, required=True, help="work offered / capacity, counted on one rank per request"
+        "--load",
+        type=float,
+        help="work offered / capacity, counted on one rank per request; tetriserve-* need none",
     )
+    parser.add_argument("--per-min", type=float, metavar="R", help="mean arrivals a minute, instead of a load")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same trace")
     parser.add_argument("--out", metavar="T.jsonl", type=Path, required=True, help="write the trace there")
     parser.add_argument("--model", help="which model of the cost table, where it has several")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="denoising steps of every request")
+    parser.add_argument("--steps", type=int, help="denoising steps of every request; tetriserve-*: 20, others: 50")
+    parser.add_argument(
+        "--cv",
+        type=float,
+        help="burstiness: coefficient of variation of the gaps; 1 is Poisson; gamma: 2, others: 1",
+    )
+    parser.add_argument("--duration-s", type=float, metavar="T", help="so long; the pattern repeats")
+    parser.add_argument("--num-requests", type=int, metavar="N", help="so many; the pattern repeats")
     parser.add_argument(
         "--deadline-factors",
         type=float,
@@ -28,16 +38,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar=("S", "M", "L"),
         help="deadlines as multiples of the time alone on one rank",
     )
+    parser.add_argument("--slo-scale", type=float, default=1.0, help="all deadlines times this")
 
 
 def run(args: argparse.Namespace) -> int:
     cost = TableCostModel(load_cost_table(args.costs))
-    classes = request_classes(cost, model=args.model, num_steps=args.steps, deadline_factors=args.deadline_factors)
-    phases = PATTERNS[args.name]
-    trace = generate(phases, classes, num_ranks=args.ranks, load=args.load, seed=args.seed)
+    workload = PATTERNS[args.name]
+    if args.load is None and args.per_min is None and not workload.has_rate:
+        raise ValueError(f"{args.name} needs --load or --per-min")
+    classes = workload_classes(
+        workload,
+        cost,
+        model=args.model,
+        num_steps=args.steps,
+        deadline_factors=args.deadline_factors,
+        slo_scale=args.slo_scale,
+    )
+    trace = generate(
+        workload,
+        classes,
+        num_ranks=args.ranks,
+        seed=args.seed,
+        load=args.load,
+        per_min=args.per_min,
+        cv=args.cv,
+        duration_s=args.duration_s,
+        num_requests=args.num_requests,
+    )
     write_trace(args.out, trace)
     counts = Counter(request.slo_class for request in trace)
-    load = offered_load(trace, classes, num_ranks=args.ranks, over_s=window_s(phases))
     sizes = ", ".join(f"{counts[kind.name]} {kind.name} ({kind.shape})" for kind in classes)
-    print(f"{args.out}: {len(trace)} requests in {window_s(phases):.0f} s, load {load:.2f}: {sizes}")
+    over_s = args.duration_s or (trace[-1].arrival_s if args.num_requests else workload.duration_s)
+    load = offered_load(trace, classes, num_ranks=args.ranks, over_s=over_s)
+    print(f"{args.out}: {len(trace)} requests in {over_s:.0f} s, load {load:.2f}: {sizes}")
     return 0

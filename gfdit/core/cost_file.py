@@ -1,8 +1,9 @@
-"""The cost table file: task times on one kind of hardware, measured or published."""
+"""The cost table file: task times and artifact sizes on one kind of hardware, measured or published."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,38 @@ class CostEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactSize:
+    """How large an artifact is, whole, on one rank: one line of the optional list ``artifacts``.
+
+    ``artifact`` is its kind, see :func:`gfdit.core.tasks.artifact_kind`.
+    """
+
+    model: str
+    artifact: str
+    height: int
+    width: int
+    num_frames: int
+    cfg: bool
+    num_bytes: int  # "bytes" in the file
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.height, self.width, self.num_frames)
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
-    """Task times on one kind of hardware, and where they come from."""
+    """Task times on one kind of hardware, and where they come from.
+
+    Copying an artifact to other ranks takes the latency and, for each of them, its size at the rate given.
+    """
 
     hardware: str
     source: str
     migration_latency_s: float
     migration_bytes_per_s: float
     entries: tuple[CostEntry, ...]
+    artifacts: tuple[ArtifactSize, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -65,6 +90,7 @@ class CostTable:
             migration_latency_s=migration.number("latency_s", positive=False),
             migration_bytes_per_s=migration.number("bytes_per_s"),
             entries=_read_entries(fields, str(path)),
+            artifacts=_read_artifacts(fields, str(path)),
         )
         migration.end()
         fields.end()
@@ -80,11 +106,16 @@ class CostTable:
                 "bytes_per_s": self.migration_bytes_per_s,
             },
         }
-        # One entry a line: a table stays readable and its diffs small.
-        lines = [f'"{key}": {json.dumps(value)},' for key, value in head.items()]
-        entries = ",\n  ".join(json.dumps(asdict(entry)) for entry in self.entries)
-        text = "{" + "\n ".join(lines) + f'\n "entries": [\n  {entries}\n ]\n}}\n'
-        Path(path).write_text(text, encoding="utf-8")
+        parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
+        if self.artifacts:
+            parts.append(f'"artifacts": {_one_a_line(map(_size_json, self.artifacts))}')
+        parts.append(f'"entries": {_one_a_line(asdict(entry) for entry in self.entries)}')
+        Path(path).write_text("{" + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def _one_a_line(values: Iterable[dict[str, Any]]) -> str:
+    """A list that stays readable and whose diffs stay small."""
+    return "[\n  " + ",\n  ".join(map(json.dumps, values)) + "\n ]"
 
 
 def _read_entries(fields: JsonFields, path: str) -> tuple[CostEntry, ...]:
@@ -102,6 +133,43 @@ def _read_entries(fields: JsonFields, path: str) -> tuple[CostEntry, ...]:
         first_at[key] = index
         entries.append(entry)
     return tuple(entries)
+
+
+def _read_artifacts(fields: JsonFields, path: str) -> tuple[ArtifactSize, ...]:
+    values = fields.take("artifacts", [])
+    if not isinstance(values, list):
+        raise fields.error("artifacts", "must be a list")
+    first_at: dict[tuple[Any, ...], int] = {}
+    sizes = []
+    for index, value in enumerate(values):
+        where = f"{path}: artifacts[{index}]"
+        size = _read_size(JsonFields(value, where))
+        key = (size.model, size.artifact, size.shape, size.cfg)
+        if key in first_at:
+            raise ValueError(f"{where}: repeats artifacts[{first_at[key]}]")
+        first_at[key] = index
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _read_size(fields: JsonFields) -> ArtifactSize:
+    size = ArtifactSize(
+        model=fields.text("model"),
+        artifact=fields.text("artifact"),
+        height=fields.integer("height"),
+        width=fields.integer("width"),
+        num_frames=fields.integer("num_frames"),
+        cfg=fields.flag("cfg"),
+        num_bytes=fields.integer("bytes"),
+    )
+    fields.end()
+    return size
+
+
+def _size_json(size: ArtifactSize) -> dict[str, Any]:
+    fields = asdict(size)
+    fields["bytes"] = fields.pop("num_bytes")
+    return fields
 
 
 def _read_entry(fields: JsonFields) -> CostEntry:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
 
 from gfdit.core.calibrated_cost import CalibratedCostModel, CostKey
 from gfdit.core.cost import UnknownCostError
-from gfdit.core.cost_file import CostEntry, CostTable
+from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import TaskView
-from gfdit.core.tasks import Shape, TaskKind
+from gfdit.core.shape_points import ShapePoints
+from gfdit.core.tasks import Shape, TaskKind, artifact_kind
 
-__all__ = ["CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]
+__all__ = ["ArtifactSize", "CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]
 
 
 class TableCostModel(CalibratedCostModel):
@@ -23,34 +23,47 @@ class TableCostModel(CalibratedCostModel):
     def __init__(self, table: CostTable) -> None:
         super().__init__()
         self.table = table
-        points: dict[tuple[Any, ...], dict[Shape, float]] = {}
-        for entry in table.entries:
-            group = (entry.model, entry.task, entry.cfg, entry.parallel, entry.batch)
-            points.setdefault(group, {})[entry.shape] = entry.seconds
-        self._points = points
-        self._curves = {group: _curve(shapes) for group, shapes in points.items()}
+        self._times = ShapePoints(
+            ((e.model, e.task, e.cfg, e.parallel, e.batch), e.shape, e.seconds) for e in table.entries
+        )
+        self._sizes = ShapePoints(((a.model, a.artifact, a.cfg), a.shape, a.num_bytes) for a in table.artifacts)
+        self._copies_s: dict[tuple[Any, ...], float] = {}
 
     def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
-        wanted = set(layout.ranks)
-        moves = any(not wanted <= set(holders) for _, holders in task.artifacts)
-        return self.table.migration_latency_s if moves else 0.0
+        """What the copies take one after the other: each its latency, and its bytes once a rank that lacks it."""
+        total_s = 0.0
+        for name, holders in task.artifacts:
+            if num_copies := len(set(layout.ranks).difference(holders)):
+                kind = artifact_kind(task.request_id, name)
+                total_s += self.copy_s(task.model, task.shape, task.cfg, kind, num_copies)
+        return total_s
+
+    def copy_s(self, model: str, shape: Shape, cfg: bool, artifact: str, num_copies: int) -> float:
+        """Time to copy one artifact of the kind ``artifact`` to ``num_copies`` ranks.
+
+        The latency alone if the table has no size for such an artifact of the model.
+        """
+        key = (model, shape, cfg, artifact, num_copies)
+        if (seconds := self._copies_s.get(key)) is None:
+            num_bytes = self._sizes.at((model, artifact, cfg), shape) or 0.0
+            seconds = self.table.migration_latency_s + num_bytes * num_copies / self.table.migration_bytes_per_s
+            self._copies_s[key] = seconds
+        return seconds
 
     def _known_candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
         """Those of the task's that the table has times for."""
         specs = super()._known_candidates(task)
-        known = [spec for spec in specs if (task.model, task.kind, task.cfg, spec, 1) in self._points]
+        known = [spec for spec in specs if (task.model, task.kind, task.cfg, spec, 1) in self._times]
         if not known:
             key = CostKey(task.model, task.kind, task.shape, task.cfg, task.candidates[0], 1)
             raise UnknownCostError(self._unknown(key), task.request_id)
         return tuple(known)
 
     def _reference_s(self, key: CostKey) -> float:
-        group = (key.model, key.kind, key.cfg, key.parallel, key.batch)
-        shapes = self._points.get(group)
-        if shapes is None:
+        seconds = self._times.at((key.model, key.kind, key.cfg, key.parallel, key.batch), key.shape)
+        if seconds is None:
             raise UnknownCostError(self._unknown(key))
-        seconds = shapes.get(key.shape)
-        return seconds if seconds is not None else _interpolate(self._curves[group], key.shape.num_tokens)
+        return seconds
 
     def _unknown(self, key: CostKey) -> str:
         entries = self.table.entries
@@ -88,32 +101,6 @@ _SECONDS_PER_TOKEN = 1e-4
 _STEPS_WORTH = MappingProxyType(
     {TaskKind.ENCODE: 0.1, TaskKind.PREPARE: 0.1, TaskKind.DENOISE: 1.0, TaskKind.DECODE: 2.0}
 )
-
-
-def _interpolate(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
-    """Seconds at ``num_tokens`` from points sorted by tokens: linear between them.
-
-    Outside, the nearest segment goes on, never falling with size; below the smallest point never under its
-    line through the origin's height, so that a cost stays positive. One point alone scales with tokens.
-    """
-    if len(curve) == 1:
-        return curve[0][1] * num_tokens / curve[0][0]
-    index = bisect_left(curve, (num_tokens, 0.0))
-    right = min(max(index, 1), len(curve) - 1)
-    (x0, y0), (x1, y1) = curve[right - 1], curve[right]
-    slope = (y1 - y0) / (x1 - x0)
-    if num_tokens > curve[-1][0]:
-        return y1 + max(0.0, slope) * (num_tokens - x1)
-    seconds = y0 + slope * (num_tokens - x0)
-    return max(seconds, y0 * num_tokens / x0) if num_tokens < x0 else seconds
-
-
-def _curve(shapes: Mapping[Shape, float]) -> tuple[tuple[int, float], ...]:
-    """(tokens, seconds) sorted by tokens; shapes of one length count as their mean."""
-    by_tokens: dict[int, list[float]] = {}
-    for shape, seconds in shapes.items():
-        by_tokens.setdefault(shape.num_tokens, []).append(seconds)
-    return tuple((tokens, sum(values) / len(values)) for tokens, values in sorted(by_tokens.items()))
 
 
 def _setting(parallel: ParallelSpec, cfg: bool, batch: int) -> str:

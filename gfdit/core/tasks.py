@@ -98,6 +98,11 @@ class TaskGraph:
             raise ValueError(f"request {self.request_id} has no tasks")
 
 
+def artifact_kind(request_id: str, artifact: str) -> str:
+    """``"latents"`` for ``r1/latents/7``: artifacts of one kind are alike in size."""
+    return artifact.removeprefix(f"{request_id}/").partition("/")[0]
+
+
 def trajectory(
     request_id: str,
     num_steps: int,

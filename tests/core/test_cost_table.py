@@ -18,8 +18,10 @@ from gfdit.core import (
     TaskKind,
     TaskView,
     UnknownCostError,
+    trajectory,
 )
-from gfdit.core.cost_table import CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
+from gfdit.core.cost_table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
+from gfdit.core.tasks import artifact_kind
 
 SP1, SP2, SP4 = ParallelSpec(1), ParallelSpec(2), ParallelSpec(4)
 CANDIDATES = (SP4, SP1, SP2)
@@ -110,6 +112,44 @@ def test_a_wrong_table_is_refused_with_file_entry_and_field(
     data = json.loads(path.read_text())
     name = next(iter(change))
     (data if name in (*data, "notes") else data["entries"][1]).update(change)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError) as caught:
+        CostTable.load(path)
+    assert str(caught.value).startswith(str(path)) and message in str(caught.value)
+
+
+def sized_table() -> CostTable:
+    sizes = (("latents", 512, 1000), ("latents", 1024, 4000), ("conditioning", 512, 5000))
+    artifacts = tuple(
+        ArtifactSize("qwen", kind, size, size, 1, False, num_bytes) for kind, size, num_bytes in sizes
+    )
+    return replace(table(), migration_bytes_per_s=1e6, artifacts=artifacts)
+
+
+def test_artifact_sizes_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    sized_table().save(path)
+    assert CostTable.load(path) == sized_table()
+    assert json.loads(path.read_text())["artifacts"][0] == {
+        **{"model": "qwen", "artifact": "latents", "height": 512, "width": 512, "num_frames": 1, "cfg": False},
+        "bytes": 1000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bytes": 0}, "artifacts[1]: field 'bytes' must be an integer of at least 1, got 0"),
+        ({"artifact": ""}, "artifacts[1]: field 'artifact' must be a non-empty string"),
+        ({"num_bytes": 5}, "artifacts[1]: field 'num_bytes' is unknown"),
+        ({"height": 512, "width": 512}, "artifacts[1]: repeats artifacts[0]"),
+    ],
+)
+def test_a_wrong_artifact_size_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "costs.json"
+    sized_table().save(path)
+    data = json.loads(path.read_text())
+    data["artifacts"][1].update(change)
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError) as caught:
         CostTable.load(path)
@@ -213,10 +253,35 @@ def test_candidates_are_those_with_a_cost_narrowest_first() -> None:
         model.candidates(task(candidates=(ParallelSpec(8),)))
 
 
-def test_migration_costs_its_latency_if_anything_moves() -> None:
+def test_without_sizes_migration_costs_its_latency_if_anything_moves() -> None:
     model = TableCostModel(table())
     assert model.migration_s(task(), on(SP1, 0)) == 0.0
     assert model.migration_s(task(), on(SP2, 1, 0)) == 0.003  # rank 1 lacks r/b
+
+
+def test_migration_costs_latency_and_bytes_of_what_moves() -> None:
+    model = TableCostModel(sized_table())
+    held = (("r/conditioning", (0, 1)), ("r/latents/3", (0,)))
+    assert model.migration_s(task(artifacts=held), on(SP1, 0)) == 0.0
+    assert model.migration_s(task(artifacts=held), on(SP2, 0, 1)) == pytest.approx(0.003 + 0.001)
+    # Ranks 2 and 3 lack both, rank 1 the latents: two copies of one, three of the other.
+    expected_s = 0.003 + 2 * 0.005 + 0.003 + 3 * 0.001
+    assert model.migration_s(task(artifacts=held), on(SP4, 0, 1, 2, 3)) == pytest.approx(expected_s)
+    # Sizes between and beyond the known ones; a single known size grows with the tokens.
+    between = task(Shape(1024, 640), artifacts=held)  # half way from 1024 to 4096 tokens
+    assert model.migration_s(between, on(SP2, 0, 1)) == pytest.approx(0.003 + 0.0025)
+    large = task(1024, artifacts=(("r/conditioning", (0,)),))
+    assert model.migration_s(large, on(SP2, 0, 1)) == pytest.approx(0.003 + 0.020)
+    # What has no size: another model, another kind.
+    assert model.migration_s(task(model="flux", artifacts=held), on(SP2, 0, 1)) == 0.003
+    assert model.migration_s(task(artifacts=(("r/mask", (0,)),)), on(SP2, 0, 1)) == 0.003
+
+
+@pytest.mark.parametrize("request_id", ["r", "team/r", "latents/1"])
+def test_kinds_of_artifacts(request_id: str) -> None:
+    (encode, *_, decode) = trajectory(request_id, 2, (SP1,)).tasks
+    kinds = [artifact_kind(request_id, name) for name in (*encode.outputs, *decode.inputs)]
+    assert kinds == ["conditioning", "conditioning", "latents"]
 
 
 # Calibration

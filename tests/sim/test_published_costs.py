@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gfdit.core import ParallelSpec, Shape, TaskKind
+from gfdit.core import ParallelSpec, Request, Shape, TaskKind
 from gfdit.core.cost_file import CostTable
+from gfdit.core.cost_table import TableCostModel
+from gfdit.sim import flux_costs
 from gfdit.sim.cost_tables import FOLDER, load_cost_table, shipped_tables
+from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.published_costs import write_all
 
 
@@ -25,7 +28,7 @@ def test_the_generator_writes_the_files_that_are_there(tmp_path: Path) -> None:
     write_all(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_bytes() for path in FOLDER.glob("*.json")}
-    assert shipped_tables() == ("qwen-image-h20", "wan2.2-synthetic")
+    assert shipped_tables() == ("flux-h100", "qwen-image-h20", "wan2.2-synthetic")
 
 
 def test_qwen_image_figures() -> None:
@@ -51,5 +54,87 @@ def test_wan_figures() -> None:
 
 
 def test_a_table_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"costs\.json does not exist.*qwen-image-h20, wan2\.2-synthetic"):
+    with pytest.raises(
+        ValueError, match=r"costs\.json does not exist.*flux-h100, qwen-image-h20, wan2\.2-synthetic"
+    ):
         load_cost_table("costs.json")
+
+
+# FLUX: derived, so what is tested is that it says what the paper says of its times.
+
+
+FLUX = load_cost_table("flux-h100")
+SIDES = (256, 512, 1024, 2048)
+DEADLINES_S = (1.5, 2.0, 3.0, 5.0)
+
+
+def step_s(side: int, sp: int, batch: int = 1) -> float:
+    (found,) = (
+        entry.seconds
+        for entry in FLUX.entries
+        if (entry.task, entry.height, entry.sp, entry.batch) == (TaskKind.DENOISE, side, sp, batch)
+    )
+    return found
+
+
+def test_the_narrowest_degrees_that_keep_the_deadlines_are_the_published_ones() -> None:
+    cost = TableCostModel(FLUX)
+    for side, deadline_s, degree in zip(SIDES, DEADLINES_S, (1, 1, 2, 8), strict=True):
+        request = Request("r", "flux.1-dev", Shape(side, side), 20, 0.0)
+        graph = GraphBuilder(cost, 8).build(request)
+        in_time = []
+        for sp in (1, 2, 4, 8):
+            others_s = GraphBuilder(cost, 8).service_s(request) - 20 * step_s(side, 1)
+            if others_s + 20 * step_s(side, sp) <= deadline_s:
+                in_time.append(sp)
+        assert in_time[0] == degree and len(graph.tasks) == 23
+
+
+def test_the_largest_image_takes_up_to_a_minute_on_one_rank() -> None:
+    assert 55 < 50 * step_s(2048, 1) <= 61
+
+
+def test_large_images_scale_and_small_ones_do_not() -> None:
+    efficiency = [step_s(side, 1) / (8 * step_s(side, 8)) for side in SIDES]
+    assert efficiency == sorted(efficiency) and efficiency[0] < 0.2 and efficiency[-1] > 0.8
+
+
+def test_communication_exceeds_30_percent_of_a_step_of_small_images() -> None:
+    for side in (256, 512):
+        compute_s = flux_costs.FIXED_S + 4 * flux_costs.TFLOP_PER_IMAGE[side] / 50 / flux_costs.TFLOP_PER_S / 8
+        assert 1 - compute_s / step_s(side, 8, batch=4) > 0.3
+
+
+def test_small_images_gain_from_batches() -> None:
+    assert {entry.height for entry in FLUX.entries if entry.batch > 1} == {256, 512}
+    for side in (256, 512):
+        for sp in (1, 2, 4, 8):
+            times_s = [step_s(side, sp, batch) / batch for batch in (1, 2, 4)]
+            assert times_s == sorted(times_s, reverse=True)
+    assert 4 * step_s(256, 8) / step_s(256, 8, batch=4) > 2  # as much work in less than half the time
+
+
+def test_what_handing_latents_over_takes_is_nothing_beside_a_step() -> None:
+    cost = TableCostModel(FLUX)
+    for side in SIDES:
+        copy_s = cost.copy_s("flux.1-dev", Shape(side, side), False, "latents", 1)
+        assert copy_s < 0.004 * step_s(side, 1)  # published: 0.0005, of transfers that run beside the steps
+
+
+# Artifacts
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "latents"),
+    [
+        ("flux-h100", Shape(1024, 1024), 4096 * 64 * 2),
+        ("qwen-image-h20", Shape(1024, 1024), 4096 * 64 * 2),
+        ("wan2.2-synthetic", Shape(480, 832, 81), 21 * 30 * 52 * 48 * 2),
+    ],
+)
+def test_artifact_sizes(name: str, shape: Shape, latents: int) -> None:
+    table = load_cost_table(name)
+    sizes = {size.artifact: size.num_bytes for size in table.artifacts if size.shape == shape}
+    assert sizes.keys() == {"conditioning", "latents"} and sizes["latents"] == latents
+    assert {size.shape for size in table.artifacts} == {entry.shape for entry in table.entries}
+    assert "derived" in table.source

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import random
 import statistics
+from collections import Counter
+from typing import Any
 
 import pytest
 
 from gfdit.core.cost_table import TableCostModel
+from gfdit.sim.arrivals import arrival_times, pick
 from gfdit.sim.cost_tables import load_cost_table
-from gfdit.sim.workloads import PATTERNS, generate, offered_load, request_classes, window_s
+from gfdit.sim.workloads import PATTERNS, generate, offered_load, request_classes, workload_classes
 from tests.sim.tables import AROUND_S, table
 
 WAN = TableCostModel(load_cost_table("wan2.2-synthetic"))
 QWEN = TableCostModel(load_cost_table("qwen-image-h20"))
+FLUX = TableCostModel(load_cost_table("flux-h100"))
+TETRISERVE = ("tetriserve-uniform", "tetriserve-skewed")
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("cost", [WAN, QWEN], ids=["wan", "qwen"])
 def test_load_is_what_was_asked_for(name: str, cost: TableCostModel) -> None:
-    phases, classes = PATTERNS[name], request_classes(cost)
+    workload = PATTERNS[name]
+    classes = workload_classes(workload, cost, num_steps=50)
     loads = [
         offered_load(
-            generate(phases, classes, num_ranks=8, load=0.9, seed=seed),
+            generate(workload, classes, num_ranks=8, load=0.9, seed=seed),
             classes,
             num_ranks=8,
-            over_s=window_s(phases),
+            over_s=workload.duration_s,
         )
         for seed in range(60)
     ]
-    assert statistics.fmean(loads) == pytest.approx(0.9, rel=0.05)
+    assert statistics.fmean(loads) == pytest.approx(0.9, rel=0.06)
 
 
-def test_windows_are_the_published_ones() -> None:
-    windows = {name: window_s(phases) for name, phases in PATTERNS.items()}
-    assert windows == {
+def test_durations_are_the_published_ones() -> None:
+    durations_s = {name: workload.duration_s for name, workload in PATTERNS.items()}
+    assert durations_s == {
         "short": 600,
         "foreground-burst": 1800,
         "inflight-burst": 1500,
         "five-phase": 3600,
         "poisson": 600,
+        "gamma": 600,
+        "tetriserve-uniform": 1500,
+        "tetriserve-skewed": 1500,
     }
 
 
@@ -94,12 +106,19 @@ def test_a_table_of_one_shape_has_three_classes_of_it() -> None:
         ({"load": 0.0}, "load must be a positive number, got 0.0"),
         ({"load": float("inf")}, "load must be a positive number, got inf"),
         ({"load": 1e-9}, "no request arrives at load 1e-09"),
+        ({"load": None}, "no rate of its own: give a load"),
+        ({"per_min": 5.0}, "give one of them"),
+        ({"load": None, "per_min": -5.0}, "requests a minute must be a positive number, got -5.0"),
+        ({"cv": -0.5}, "cv must be a number from 0 to 100.0, got -0.5"),
+        ({"cv": float("nan")}, "cv must be a number from 0 to 100.0, got nan"),
+        ({"duration_s": 0.0}, "duration must be a positive number, got 0.0"),
+        ({"num_requests": 0}, "number of requests must be at least 1, got 0"),
     ],
 )
-def test_impossible_workloads(change: dict[str, float], told: str) -> None:
-    arguments = {"num_ranks": 4, "load": 1.0, "seed": 0} | change
+def test_impossible_workloads(change: dict[str, Any], told: str) -> None:
+    arguments: dict[str, Any] = {"num_ranks": 4, "load": 1.0, "seed": 0} | change
     with pytest.raises(ValueError, match=told):
-        generate(PATTERNS["poisson"], request_classes(WAN), **arguments)  # type: ignore[arg-type]
+        generate(PATTERNS["poisson"], request_classes(WAN), **arguments)
 
 
 def test_a_table_without_times_on_one_rank() -> None:
@@ -110,3 +129,94 @@ def test_a_table_without_times_on_one_rank() -> None:
 def test_an_unknown_model() -> None:
     with pytest.raises(ValueError, match=r"no cost for model 'flux', known: wan2\.2"):
         request_classes(WAN, model="flux")
+
+
+# Arrivals
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 3.0])
+def test_gaps_have_the_mean_and_the_variation_asked_for(cv: float) -> None:
+    times_s = arrival_times([(10.0, 2.0)], random.Random(1), cv)
+    gaps_s = [after - before for before, after in itertools.pairwise(itertools.islice(times_s, 40_000))]
+    assert statistics.fmean(gaps_s) == pytest.approx(0.5, rel=0.05)
+    assert statistics.pstdev(gaps_s) / statistics.fmean(gaps_s) == pytest.approx(cv, rel=0.05, abs=1e-9)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 4.0])
+def test_the_number_expected_is_exact_however_bursty(cv: float) -> None:
+    """A process that began at an arrival would have (cv squared - 1) / 2 more of them: 7.5 at 4."""
+    draw = random.Random(2)
+    counts = []
+    for _ in range(2000):
+        times_s = arrival_times([(3.0, 2.0), (2.0, 0.0), (1.0, 4.0)], draw, cv)
+        counts.append(sum(1 for _ in itertools.takewhile(lambda at_s: at_s < 6.0, times_s)))
+    assert statistics.fmean(counts) == pytest.approx(10, abs=4 * statistics.stdev(counts) / 2000**0.5 + 1e-9)
+
+
+def test_nothing_arrives_in_a_phase_without_a_rate() -> None:
+    times_s = list(itertools.islice(arrival_times([(1.0, 50.0), (2.0, 0.0)], random.Random(3), 2.0), 5000))
+    assert times_s == sorted(times_s) and times_s[-1] > 100
+    assert all(at_s % 3.0 < 1.0 for at_s in times_s)
+
+
+def test_classes_are_drawn_in_proportion() -> None:
+    draw = random.Random(4)
+    counts = Counter(pick((1.0, 0.0, 3.0), draw) for _ in range(20_000))
+    assert counts[1] == 0 and counts[2] / counts[0] == pytest.approx(3, rel=0.1)
+
+
+def test_a_pattern_repeats_until_the_end_asked_for() -> None:
+    classes = request_classes(WAN)
+    short = PATTERNS["short"]
+    longer = generate(short, classes, num_ranks=8, load=1.0, seed=3, duration_s=1500)
+    assert max(request.arrival_s for request in longer) > 1200
+    assert (
+        generate(short, classes, num_ranks=8, load=1.0, seed=3, num_requests=5)
+        == [request for request in longer[:5]]
+        or len(longer) > 9
+    )  # ids have as many digits as the trace needs
+    assert len(generate(short, classes, num_ranks=8, load=1.0, seed=3, num_requests=500)) == 500
+
+
+def test_a_rate_instead_of_a_load() -> None:
+    classes = request_classes(WAN)
+    trace = generate(PATTERNS["five-phase"], classes, num_ranks=1, per_min=20.0, seed=1, duration_s=36_000)
+    assert len(trace) == pytest.approx(20 * 600, rel=0.03)
+
+
+def test_a_trace_is_the_same_on_every_version_of_python() -> None:
+    """Only sums, logarithms and ``random()``, whose sequence Python keeps: the digest is of the arrival times."""
+    trace = generate(PATTERNS["gamma"], request_classes(WAN), num_ranks=8, load=5.0, seed=11)
+    text = " ".join(f"{request.arrival_s:.6f}{request.slo_class}" for request in trace)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "214f509ca93c0ff8"
+
+
+# TetriServe
+
+
+def test_tetriserve_mixes_are_the_published_ones() -> None:
+    for name in TETRISERVE:
+        workload = PATTERNS[name]
+        classes = workload_classes(workload, FLUX)
+        assert [(kind.name, kind.deadline_s, kind.num_steps) for kind in classes] == [
+            ("256", 1.5, 20),
+            ("512", 2.0, 20),
+            ("1024", 3.0, 20),
+            ("2048", 5.0, 20),
+        ]
+        traces = [generate(workload, classes, num_ranks=8, seed=seed) for seed in range(40)]
+        assert statistics.fmean(map(len, traces)) == pytest.approx(300, rel=0.03)  # 12 a minute
+        counts = Counter(request.slo_class for trace in traces for request in trace)
+        weights = {"uniform": (1, 1, 1, 1), "skewed": (1.0157, 1.0645, 1.2840, 2.7183)}[name.partition("-")[2]]
+        for kind, weight in zip(classes, weights, strict=True):
+            assert counts[kind.name] / counts.total() == pytest.approx(weight / sum(weights), rel=0.06)
+
+
+def test_deadlines_scale() -> None:
+    classes = workload_classes(PATTERNS["tetriserve-skewed"], FLUX, slo_scale=1.5, num_steps=7)
+    assert [kind.deadline_s for kind in classes] == [2.25, 3.0, 4.5, 7.5]
+    assert {kind.num_steps for kind in classes} == {7}
+    with pytest.raises(ValueError, match="SLO scale must be a positive number, got 0"):
+        request_classes(WAN, slo_scale=0.0)
+    with pytest.raises(ValueError, match="this workload has deadlines"):
+        workload_classes(PATTERNS["tetriserve-skewed"], FLUX, deadline_factors=(1.0, 2.0, 3.0))

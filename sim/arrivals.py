@@ -1,0 +1,81 @@
+"""When requests arrive: a renewal process under a rate that changes in phases.
+
+Everything is drawn from ``random()`` alone, the one method of :class:`random.Random` whose sequence Python
+promises to keep for a seed; so a seed gives the same times whatever the version.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from statistics import NormalDist
+
+EVEN_CV = 1e-6  # below, gaps are as good as even
+_NORMAL = NormalDist()
+
+
+def arrival_times(phases: Sequence[tuple[float, float]], draw: random.Random, cv: float = 1.0) -> Iterator[float]:
+    """Times in seconds, without end: the phases, each a duration in seconds and a rate per second, repeat.
+
+    Gaps are gamma distributed with ``cv`` their coefficient of variation: 1 is Poisson, more is burstier, 0 is
+    even. Gaps stretch with the rate: one that begins in a quiet phase is cut short by a busy one. The process is
+    stationary from the start, so the expected number of arrivals is exactly that of the rates.
+    """
+    turn_s = sum(duration_s for duration_s, _ in phases)
+    per_turn = sum(duration_s * per_s for duration_s, per_s in phases)
+    assert per_turn > 0, "nothing ever arrives"
+    gap = _unit_gaps(draw, cv)
+    phase_start_s, ahead = 0.0, _first_gap(draw, cv)  # ``ahead`` counts in expected arrivals
+    while True:
+        num_empty = ahead // per_turn
+        phase_start_s += num_empty * turn_s
+        ahead -= num_empty * per_turn
+        for duration_s, per_s in phases:
+            expected, passed = duration_s * per_s, 0.0
+            while ahead < expected - passed:
+                passed += ahead
+                yield phase_start_s + passed / per_s
+                ahead = gap()
+            ahead -= expected - passed
+            phase_start_s += duration_s
+
+
+def pick(shares: Sequence[float], draw: random.Random) -> int:
+    """An index, with probabilities in proportion to ``shares``."""
+    left = draw.random() * sum(shares)
+    for index, share in enumerate(shares):
+        left -= share
+        if left < 0:
+            return index
+    return max(index for index, share in enumerate(shares) if share > 0)  # rounding
+
+
+def _unit_gaps(draw: random.Random, cv: float) -> Callable[[], float]:
+    """Draws gaps of mean 1."""
+    if cv < EVEN_CV:
+        return lambda: 1.0
+    if cv == 1:
+        return lambda: -math.log(1.0 - draw.random())
+    shape = 1 / cv**2
+    return lambda: _gamma(draw, shape) / shape
+
+
+def _first_gap(draw: random.Random, cv: float) -> float:
+    """From a moment chosen without looking to the next arrival: part of a gap, long ones being hit more often."""
+    if cv < EVEN_CV:
+        return draw.random()
+    shape = 1 / cv**2
+    return draw.random() * _gamma(draw, shape + 1) / shape
+
+
+def _gamma(draw: random.Random, shape: float) -> float:
+    """Gamma with scale 1: Marsaglia and Tsang, "A simple method for generating gamma variables" (2000)."""
+    if shape < 1:
+        return _gamma(draw, shape + 1) * (1.0 - draw.random()) ** (1 / shape)
+    d = shape - 1 / 3
+    while True:
+        x = _NORMAL.inv_cdf(draw.random() or 0.5)
+        v = (1 + x / math.sqrt(9 * d)) ** 3
+        if v > 0 and math.log(1.0 - draw.random()) < x * x / 2 + d - d * v + d * math.log(v):
+            return d * v
