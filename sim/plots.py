@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,23 +28,26 @@ DODGE = 0.008  # of the axis, between the markers of two policies
 # Paul Tol's bright and vibrant colours: told apart by the colour-blind too, and by their markers.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ee7733", "#aa3377", "#66ccee", "#997700", "#009988", "#332288")
 _MARKERS = "osD^vP*X<"
+_AXIS_LABELS = MappingProxyType(
+    {
+        "load": "load / capacity",
+        "per_min": "requests a minute",
+        "slo_scale": "SLO scale (deadlines multiplied by it)",
+    }
+)
 
 
 def plot_attainment(sweep: Sweep, path: str | Path, *, grace_s: float = 0.0) -> None:
     """Write a PNG: a panel per workload, mean share of deadlines met and its 95 % confidence interval.
 
-    The horizontal axis is the load, or the deadline scale if there are several scales and one load.
+    The horizontal axis is what the sweep varies most: the load, the rate or the SLO scale.
     """
-    points = sweep.points
-    by_scale = len({point.deadline_scale for point in points}) > len({point.load for point in points})
-    panels: dict[str, list[Point]] = {}
-    for point in points:
-        panels.setdefault(_panel_title(point, points, by_scale=by_scale), []).append(point)
-    figure, all_axes = _figure(len(panels), share_y=True)
-    for axes, (title, members) in zip(all_axes, panels.items(), strict=True):
+    panels = sweep.groups()
+    figure, all_axes = _figure(len(panels))
+    for axes, (common, members) in zip(all_axes, panels.items(), strict=True):
         for index, policy in enumerate(sweep.policies):
-            _draw_line(axes, sweep, members, policy, index, by_scale=by_scale)
-        _finish(axes, title, "deadlines as a multiple of the standard ones" if by_scale else "load / capacity")
+            _draw_line(axes, sweep, members, policy, index)
+        _finish(axes, str(common), _AXIS_LABELS[sweep.axis])
         axes.set_ylim(0, 102)
     late = f" or by less than {grace_s:g} s late" if grace_s else ""
     figure.supylabel(f"requests in time{late}, %", fontsize=10)
@@ -56,7 +60,7 @@ def plot_latencies(panels: Mapping[str, Mapping[str, Sequence[float]]], path: st
 
     ``panels`` has seconds by title and policy.
     """
-    figure, all_axes = _figure(len(panels), share_y=True)
+    figure, all_axes = _figure(len(panels))
     for axes, (title, latencies_s) in zip(all_axes, panels.items(), strict=True):
         draw_latencies(axes, latencies_s)
         _finish(axes, title, "latency, s")
@@ -136,25 +140,11 @@ def pooled_latencies(sweep: Sweep, point: Point) -> dict[str, list[float]]:
     }
 
 
-def _panel_title(point: Point, points: Sequence[Point], *, by_scale: bool) -> str:
-    """The workload, and what else varies but is not on the axis."""
-    parts = [point.workload]
-    if by_scale and len({other.load for other in points}) > 1:
-        parts.append(f"load {point.load:g}")
-    if not by_scale and len({other.deadline_scale for other in points}) > 1:
-        parts.append(f"deadlines x {point.deadline_scale:g}")
-    return ", ".join(parts)
-
-
-def _draw_line(
-    axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, index: int, *, by_scale: bool
-) -> None:
-    found = [(point, sweep.estimate(point, policy, "slo_attainment_grace")) for point in points]
-    rows = [
-        (point.deadline_scale if by_scale else point.load, 100 * value.mean, 100 * (value.ci95 or 0.0))
-        for point, value in found
-        if value is not None
+def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, index: int) -> None:
+    found = [
+        (getattr(point, sweep.axis), sweep.estimate(point, policy, "slo_attainment_grace")) for point in points
     ]
+    rows = [(at or 0.0, 100 * value.mean, 100 * (value.ci95 or 0.0)) for at, value in found if value is not None]
     x, mean, half_width = (np.array(column) for column in zip(*sorted(rows), strict=True))
     if policy == BOUND:
         axes.plot(x, mean, color="#555555", ls="--", lw=1.4, label=policy, zorder=1)
@@ -167,7 +157,7 @@ def _draw_line(
     axes.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.5, label=policy, zorder=3)
 
 
-def _figure(num_panels: int, *, share_y: bool) -> tuple[Figure, list[Any]]:
+def _figure(num_panels: int) -> tuple[Figure, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -176,7 +166,7 @@ def _figure(num_panels: int, *, share_y: bool) -> tuple[Figure, list[Any]]:
     size = (columns * PANEL_WIDTH_IN + 0.4, rows * PANEL_HEIGHT_IN + 0.6)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False).flatten()
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for spare in grid[num_panels:]:
         spare.remove()
     return figure, list(grid[:num_panels])

@@ -1,8 +1,7 @@
-"""Policies x workloads x loads x deadlines x seeds: every combination simulated, means over seeds."""
+"""Policies x workloads x loads x SLO scales x seeds: every combination simulated, means over seeds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,12 +15,13 @@ from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import Estimate, estimate
 from gfdit.sim.simulator import SimulationOptions
 from gfdit.sim.trace import TraceRequest
-from gfdit.sim.workloads import DEFAULT_STEPS, PATTERNS, generate, request_classes
+from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 
 VERSION = 1
 BOUND = "upper bound"
 """Takes the place of a policy's name."""
 
+AXES = ("load", "per_min", "slo_scale")
 METRICS = (
     "slo_attainment",
     "slo_attainment_grace",
@@ -39,34 +39,47 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is offered: a workload at a load, its deadlines multiplied by ``deadline_scale``."""
+    """What is offered: a workload at a load, or at so many requests a minute, or (neither) at its own rates.
+
+    ``slo_scale`` multiplies the deadlines.
+    """
 
     workload: str
-    load: float
-    deadline_scale: float = 1.0
+    load: float | None = None
+    per_min: float | None = None
+    slo_scale: float = 1.0
+
+    def __str__(self) -> str:
+        parts = [self.workload]
+        parts += [] if self.load is None else [f"load {self.load:g}"]
+        parts += [] if self.per_min is None else [f"{self.per_min:g} a minute"]
+        parts += [] if self.slo_scale == 1 else [f"SLO scale {self.slo_scale:g}"]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """All combinations of the tuples. ``bound`` adds the upper bound on attainment to every trace."""
+    """All combinations of the tuples. ``num_steps`` None is the workload's own number of denoising steps.
+
+    ``bound`` adds the upper bound on attainment to every trace.
+    """
 
     table: CostTable
     policies: tuple[PolicyChoice, ...]
     workloads: tuple[str, ...]
-    loads: tuple[float, ...]
     seeds: tuple[int, ...]
     options: SimulationOptions
-    deadline_scales: tuple[float, ...] = (1.0,)
+    loads: tuple[float | None, ...] = (None,)
+    per_min: tuple[float | None, ...] = (None,)
+    slo_scales: tuple[float, ...] = (1.0,)
     grace_s: float = 0.0
     model: str | None = None
-    num_steps: int = DEFAULT_STEPS
+    num_steps: int | None = None
     bound: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.workloads if name not in PATTERNS]:
             raise ValueError(f"unknown workload {unknown[0]!r}, known: {', '.join(PATTERNS)}")
-        if bad := [scale for scale in self.deadline_scales if not (math.isfinite(scale) and scale > 0)]:
-            raise ValueError(f"a deadline scale must be a positive number, got {bad[0]}")
         labels = [policy.label for policy in self.policies]
         if again := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"policy {again[0]!r} is there twice")
@@ -74,13 +87,19 @@ class Grid:
             raise ValueError("there is no upper bound with jitter: tasks may be faster than the cost table says")
 
     def points(self) -> list[Point]:
-        return [Point(*values) for values in product(self.workloads, self.loads, self.deadline_scales)]
+        return [Point(*values) for values in product(self.workloads, self.loads, self.per_min, self.slo_scales)]
 
     def trace(self, point: Point, seed: int) -> tuple[TraceRequest, ...]:
-        classes = request_classes(TableCostModel(self.table), model=self.model, num_steps=self.num_steps)
-        phases, num_ranks = PATTERNS[point.workload], self.options.num_ranks
-        trace = generate(phases, classes, num_ranks=num_ranks, load=point.load, seed=seed)
-        return tuple(_scaled(request, point.deadline_scale) for request in trace)
+        """Raises what ``workload_classes`` and ``generate`` raise."""
+        workload = PATTERNS[point.workload]
+        cost = TableCostModel(self.table)
+        classes = workload_classes(
+            workload, cost, model=self.model, num_steps=self.num_steps, slo_scale=point.slo_scale
+        )
+        num_ranks = self.options.num_ranks
+        return tuple(
+            generate(workload, classes, num_ranks=num_ranks, seed=seed, load=point.load, per_min=point.per_min)
+        )
 
     def job(self, point: Point, seed: int, policy: PolicyChoice) -> Job:
         return Job(policy, self.trace(point, seed), self.table, self.options, self.grace_s)
@@ -113,6 +132,19 @@ class Sweep:
     @property
     def points(self) -> list[Point]:
         return list(dict.fromkeys(cell.point for cell in self.cells))
+
+    @property
+    def axis(self) -> str:
+        """The field of the points with most values: what a picture or a table has along its horizontal axis."""
+        return max(AXES, key=lambda name: len({getattr(point, name) for point in self.points}))
+
+    def groups(self) -> dict[Point, list[Point]]:
+        """Points that differ along the axis only, by what they have in common."""
+        groups: dict[Point, list[Point]] = {}
+        neutral: dict[str, Any] = {self.axis: getattr(Point(""), self.axis)}
+        for point in self.points:
+            groups.setdefault(replace(point, **neutral), []).append(point)
+        return groups
 
     def values(self, point: Point, policy: str, metric: str) -> list[Any]:
         """By seed; a dot in ``metric`` goes down one level, as in ``per_class.S.slo_attainment``."""
@@ -182,12 +214,6 @@ def _bound_numbers(grid: Grid, trace: Sequence[TraceRequest]) -> dict[str, Any]:
     in_time = bound().attainment
     with_grace = bound(grace_s=grid.grace_s).attainment if grid.grace_s else in_time
     return {"num_requests": len(trace), "slo_attainment": in_time, "slo_attainment_grace": with_grace}
-
-
-def _scaled(request: TraceRequest, scale: float) -> TraceRequest:
-    if request.deadline_s is None or scale == 1.0:
-        return request
-    return replace(request, deadline_s=round(request.deadline_s * scale, 6))
 
 
 def _lookup(numbers: dict[str, Any], metric: str) -> Any:

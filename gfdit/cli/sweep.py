@@ -1,41 +1,34 @@
-"""`gfdit sweep`: policies x workloads x loads x deadlines x seeds, with means, intervals and pictures."""
+"""`gfdit sweep`: policies x workloads x loads x SLO scales x seeds, with means, intervals and pictures."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from gfdit.cli.policy_options import chosen_policies
 from gfdit.cli.sim import add_simulation_options, num_processes, progress, simulation_options, write_json
 from gfdit.sim.compare import in_processes, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
-from gfdit.sim.sweep import BOUND, Grid, Point, Sweep, num_cases, run_sweep
-from gfdit.sim.workloads import DEFAULT_STEPS, PATTERNS
-
-T = TypeVar("T")
+from gfdit.sim.sweep import Grid, Point, Sweep, num_cases, run_sweep
+from gfdit.sim.workloads import PATTERNS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", action="append", required=True, metavar="NAME", help=f"repeat: {', '.join(PATTERNS)}"
     )
-    parser.add_argument(
-        "--load", metavar="X,Y,…", required=True, help="work offered / capacity, several with commas"
-    )
-    parser.add_argument("--seeds", type=int, metavar="N", default=5, help="traces of each workload and load")
-    parser.add_argument(
-        "--deadline-scale", metavar="X,Y,…", default="1", help="multiples of the standard deadlines, with commas"
-    )
+    parser.add_argument("--load", metavar="X,Y,…", help="work offered / capacity, several with commas")
+    parser.add_argument("--per-min", metavar="X,Y,…", help="instead of a load: requests a minute")
+    parser.add_argument("--slo-scale", metavar="X,Y,…", default="1", help="what deadlines are multiplied by")
+    parser.add_argument("--seeds", type=int, metavar="N", default=5, help="traces of each point")
     add_simulation_options(parser)
     parser.add_argument("--model", help="which model of the cost table, where it has several")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="denoising steps of every request")
+    parser.add_argument("--steps", type=int, help="denoising steps of every request (default: the workload's)")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write means and single runs there")
     parser.add_argument("--plots", metavar="DIR", type=Path, help="write attainment.png and latency.png there")
     parser.add_argument(
         "--lanes",
-        nargs=3,
-        metavar=("WORKLOAD", "LOAD", "SEED"),
-        help="with --plots: lanes.png, what ran where in that run of every policy",
+        metavar="POINT",
+        help="with --plots: lanes.png, what ran where at that point, such as 'short, load 0.9', first seed",
     )
 
 
@@ -49,16 +42,17 @@ def run(args: argparse.Namespace) -> int:
         load_cost_table(args.costs),
         chosen_policies(args),
         workloads=tuple(args.workload),
-        loads=_values(args.load, "--load", float),
+        loads=_values(args.load, "--load"),
+        per_min=_values(args.per_min, "--per-min"),
+        slo_scales=_values(args.slo_scale, "--slo-scale"),
         seeds=tuple(range(args.seeds)),
         options=simulation_options(args),
-        deadline_scales=_values(args.deadline_scale, "--deadline-scale", float),
         grace_s=args.grace_s,
         model=args.model,
         num_steps=args.steps,
         bound=args.bound,
     )
-    lanes = _lanes(args.lanes, grid) if args.lanes is not None else None
+    lanes = _point(args.lanes, grid) if args.lanes is not None else None
     with progress("sweep", num_cases(grid)) as step:
         sweep = run_sweep(grid, num_processes=num_processes(args), on_done=step)
     print(describe(sweep))
@@ -68,20 +62,20 @@ def run(args: argparse.Namespace) -> int:
         _plot(sweep, grid, args.plots, lanes, num_processes(args))
     if wrong := [cell for cell in sweep.cells if cell.complaint]:
         more = f" (and {len(wrong) - 1} more runs)" if len(wrong) > 1 else ""
-        where = f"{wrong[0].point.workload}, load {wrong[0].point.load:g}, seed {wrong[0].seed}"
-        raise ValueError(f"{where}: {wrong[0].policy}: {wrong[0].complaint}{more}")
+        cell = wrong[0]
+        raise ValueError(f"{cell.point}, seed {cell.seed}: {cell.policy}: {cell.complaint}{more}")
     return 0
 
 
 def describe(sweep: Sweep) -> str:
-    """Share of requests in time, grace included: a block per workload and deadline scale, a column per load."""
-    width = max(map(len, sweep.policies))
+    """Share of requests in time, grace included: a block for what points have in common, a row per policy."""
+    width = max(map(len, [*sweep.policies, sweep.axis]))
     lines = []
-    for workload, scale in dict.fromkeys((point.workload, point.deadline_scale) for point in sweep.points):
-        points = [point for point in sweep.points if (point.workload, point.deadline_scale) == (workload, scale)]
-        scaled = f", deadlines x {scale:g}" if scale != 1 else ""
-        lines.append(f"{workload}{scaled}: requests in time, mean over seeds and 95 % interval")
-        lines.append(" ".join([f"{'load':<{width}}", *(f"{point.load:>14g}" for point in points)]))
+    for common, points in sweep.groups().items():
+        lines.append(f"{common}: requests in time, mean over seeds and 95 % interval")
+        values = [getattr(point, sweep.axis) for point in points]
+        columns = ["own rates" if value is None else f"{value:g}" for value in values]
+        lines.append(" ".join([f"{sweep.axis:<{width}}", *(f"{column:>14}" for column in columns)]))
         for policy in sweep.policies:
             cells = [_cell(sweep, point, policy) for point in points]
             lines.append(" ".join([f"{policy:<{width}}", *(f"{cell:>14}" for cell in cells)]))
@@ -95,38 +89,37 @@ def _cell(sweep: Sweep, point: Point, policy: str) -> str:
     return f"{100 * found.mean:.1f}{interval} %"
 
 
-def _values(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+def _values(text: str | None, option: str) -> tuple[Any, ...]:
+    """Numbers, or only None where the option is not given."""
+    if text is None:
+        return (None,)
     try:
-        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise ValueError(f"{option} takes numbers with commas between them, got {text!r}") from None
 
 
-def _lanes(wanted: list[str], grid: Grid) -> tuple[Point, int]:
-    workload, load_text, seed_text = wanted
-    (load,), (seed,) = _values(load_text, "--lanes", float), _values(seed_text, "--lanes", int)
-    point = Point(workload, load, grid.deadline_scales[0])
-    if point not in grid.points() or seed not in grid.seeds:
-        raise ValueError(f"--lanes {' '.join(wanted)} is not one of the runs of this sweep")
-    return point, seed
+def _point(text: str, grid: Grid) -> Point:
+    points = {str(point): point for point in grid.points()}
+    if text not in points:
+        raise ValueError(f"--lanes {text!r} is not in this sweep, which has: {'; '.join(points)}")
+    return points[text]
 
 
-def _plot(sweep: Sweep, grid: Grid, folder: Path, lanes: tuple[Point, int] | None, processes: int) -> None:
+def _plot(sweep: Sweep, grid: Grid, folder: Path, lanes: Point | None, processes: int) -> None:
     from gfdit.sim.plots import plot_attainment, plot_latencies, plot_runs, pooled_latencies
 
     folder.mkdir(parents=True, exist_ok=True)
     plot_attainment(sweep, folder / "attainment.png", grace_s=grid.grace_s)
-    panels = {_title(point): pooled_latencies(sweep, point) for point in sweep.points}
-    plot_latencies(panels, folder / "latency.png")
+    plot_latencies({str(point): pooled_latencies(sweep, point) for point in sweep.points}, folder / "latency.png")
     if lanes is not None:
-        jobs = [grid.job(*lanes, policy) for policy in grid.policies]
+        jobs = [grid.job(lanes, grid.seeds[0], policy) for policy in grid.policies]
         runs = in_processes(simulate_spans, jobs, num_processes=processes)
-        names = [name for name in sweep.policies if name != BOUND]
-        results = {name: outcome.result for name, (outcome, _) in zip(names, runs, strict=True)}
-        spans = {name: found for name, (_, found) in zip(names, runs, strict=True)}
-        plot_runs(jobs[0].trace, results, spans, folder / "lanes.png", num_ranks=grid.options.num_ranks)
-
-
-def _title(point: Point) -> str:
-    scaled = f", deadlines x {point.deadline_scale:g}" if point.deadline_scale != 1 else ""
-    return f"{point.workload}, load {point.load:g}{scaled}"
+        found = {job.policy.label: run for job, run in zip(jobs, runs, strict=True)}
+        plot_runs(
+            jobs[0].trace,
+            {name: outcome.result for name, (outcome, _) in found.items()},
+            {name: spans for name, (_, spans) in found.items()},
+            folder / "lanes.png",
+            num_ranks=grid.options.num_ranks,
+        )

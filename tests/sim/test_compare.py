@@ -99,10 +99,20 @@ def test_the_bound_is_above_the_policies() -> None:
             assert sweep.difference(point, BOUND, policy, "slo_attainment").mean >= 0
 
 
-def test_deadlines_scale() -> None:
-    plain, scaled = (grid().trace(Point("short", 0.5, scale), 0) for scale in (1.0, 2.0))
+def test_slo_scale_multiplies_the_deadlines() -> None:
+    plain, scaled = (grid().trace(Point("short", 0.5, slo_scale=scale), 0) for scale in (1.0, 2.0))
     assert [r.deadline_s for r in scaled] == [pytest.approx(2 * (r.deadline_s or 0)) for r in plain]
     assert [r.arrival_s for r in scaled] == [r.arrival_s for r in plain]
+
+
+def test_what_varies_most_is_the_axis() -> None:
+    sweep = run_sweep(grid(bound=False, seeds=(0,)))
+    assert sweep.axis == "load" and list(map(str, sweep.groups())) == ["short"]
+    scales = run_sweep(grid(bound=False, seeds=(0,), loads=(0.5,), slo_scales=(1.0, 1.5)))
+    assert scales.axis == "slo_scale"
+    assert {str(common): list(map(str, points)) for common, points in scales.groups().items()} == {
+        "short, load 0.5": ["short, load 0.5", "short, load 0.5, SLO scale 1.5"]
+    }
 
 
 def test_intervals() -> None:
@@ -127,7 +137,6 @@ def test_paired_differences_do_not_see_what_both_suffer() -> None:
     ("changes", "told"),
     [
         ({"workloads": ("long",)}, "unknown workload 'long', known: short"),
-        ({"deadline_scales": (0.0,)}, "a deadline scale must be a positive number, got 0.0"),
         ({"policies": (PolicyChoice("fcfs"),) * 2}, "policy 'fcfs' is there twice"),
         ({"options": SimulationOptions(2, jitter=0.1)}, "no upper bound with jitter"),
     ],
@@ -204,7 +213,7 @@ def test_what_a_policy_does_wrong_is_told_with_the_others_written(
 
 
 def test_sweep_prints_means_and_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plots = ("--plots", "p", "--lanes", "short", "1", "0")
+    plots = ("--plots", "p", "--lanes", "short, load 1")
     assert sweep(*WIDE, "--policy", "equipartition", "--bound", "--json", "s.json", *plots) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1].split() == ["load", "0.5", "1"] and out[2].startswith("fcfs group_size=2 ")
@@ -226,12 +235,13 @@ def test_sweep_prints_means_and_draws(here: Path, capsys: pytest.CaptureFixture[
         (sweep, ["--policy", "fcfs", "--load", "-1"], "load must be a positive number, got -1"),
         (sweep, ["--policy", "fcfs", "--workload", "long"], "unknown workload 'long', known: short"),
         (sweep, ["--policy", "fcfs", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (sweep, ["--policy", "fcfs", "--deadline-scale", "0"], "deadline scale must be a positive number"),
-        (sweep, ["--policy", "fcfs", "--lanes", "short", "1", "0"], "--lanes needs --plots DIR"),
+        (sweep, ["--policy", "fcfs", "--slo-scale", "0"], "SLO scale must be a positive number"),
+        (sweep, ["--policy", "fcfs", "--per-min", "3"], "the rate follows from the load: give one of them"),
+        (sweep, ["--policy", "fcfs", "--lanes", "short, load 1"], "--lanes needs --plots DIR"),
         (
             sweep,
-            ["--policy", "fcfs", "--plots", "p", "--lanes", "short", "3", "0"],
-            "--lanes short 3 0 is not one of the runs of this sweep",
+            ["--policy", "fcfs", "--plots", "p", "--lanes", "short, load 3"],
+            "--lanes 'short, load 3' is not in this sweep, which has: short, load 0.5; short, load 1",
         ),
     ],
 )
