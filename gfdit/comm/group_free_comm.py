@@ -21,6 +21,7 @@ from gfdit.comm.checks import (
     row_splits,
 )
 from gfdit.comm.group import Group, make_group
+from gfdit.comm.heads import HeadExchange, gather_exchange, scatter_exchange
 from gfdit.comm.heap import Call, Operation, PeerSlice, SymmetricHeap
 from gfdit.comm.reduction import OrderedSum, check_summable
 from gfdit.comm.slices import consecutive_slices
@@ -81,7 +82,7 @@ class GroupFreeComm:
         """Returns once every member has entered."""
         self._check_member(group)
         peers = [PeerSlice(peer, 0, 0, 0, 0) for peer in group.peers]
-        self._transport.exchange(_call(Operation.BARRIER, group), self._nothing, self._nothing, peers)
+        self._transport.exchange(_call(Operation.BARRIER, group, 0), self._nothing, self._nothing, peers)
 
     def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
         """``out[i]`` := ``x`` of the member at position ``i``.
@@ -95,7 +96,7 @@ class GroupFreeComm:
         size = x.nbytes
         pieces = [PeerSlice(rank, 0, size, index * size, size) for index, rank in enumerate(group.ranks)]
         pieces = pieces[group.index + 1 :] + pieces[: group.index + 1]  # peers in their order, itself last
-        self._transport.exchange(_call(Operation.ALL_GATHER, group), x.contiguous(), out, pieces)
+        self._transport.exchange(_call(Operation.ALL_GATHER, group, size), x.contiguous(), out, pieces)
 
     def all_to_all_single(
         self,
@@ -107,8 +108,9 @@ class GroupFreeComm:
     ) -> None:
         """Part ``i`` of ``x`` goes to position ``i``; part ``i`` of ``out`` comes from it. Parts along dim 0.
 
-        Split sizes are rows per position, equal parts by default. What a rank sends to a peer must be what
-        the peer expects from it (else CommMismatch). ``out`` and ``x`` must not overlap.
+        Split sizes are rows per position, equal parts by default; either all members give some or none does.
+        What a rank sends to a peer must be what the peer expects from it (else CommMismatch). ``out`` and ``x``
+        must not overlap.
         """
         self._check_member(group)
         self._check_pair(out, x)
@@ -127,7 +129,58 @@ class GroupFreeComm:
         pieces = consecutive_slices(
             group, [rows * send_bytes for rows in send_rows], [rows * recv_bytes for rows in recv_rows]
         )
-        self._transport.exchange(_call(Operation.ALL_TO_ALL, group), x, out, pieces)
+        uneven = input_split_sizes is not None or output_split_sizes is not None
+        num_bytes = None if uneven else x.nbytes // len(group)
+        self._transport.exchange(_call(Operation.ALL_TO_ALL, group, num_bytes), x, out, pieces)
+
+    def scatter_heads(
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: Group,
+        *,
+        tokens: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        out: Sequence[torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Ulysses, before attention: (B, L, H, D) each to (B, S, h, D), the own heads of all tokens.
+
+        ``tensors`` share B, L and dtype; those with fewer heads (grouped attention) are split in proportion.
+        ``tokens`` are the members' L by position, the own one for all by default; S is their sum. ``heads`` says
+        how the fewest heads are split, equally by default. ``out`` may be any tensors of the right shapes, for
+        example slices of larger ones. Raises ValueError for what does not fit.
+        """
+        self._check_member(group)
+        exchange = scatter_exchange(tensors, len(group), group.index, tokens=tokens, heads=heads, out=out)
+        self._exchange_heads(Operation.SCATTER_HEADS, group, exchange)
+        return exchange.targets
+
+    def gather_heads(
+        self,
+        tensor: torch.Tensor,
+        group: Group,
+        *,
+        tokens: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        replicated: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Ulysses, after attention: (B, S, h, D) to (B, L, H, D), all heads of the own tokens.
+
+        ``tokens`` says how S is split, equally by default; with ``replicated`` every member gets all of them.
+        ``heads`` are the members' h by position, the own one for all by default. Otherwise like
+        ``scatter_heads``.
+        """
+        self._check_member(group)
+        exchange = gather_exchange(
+            tensor, len(group), group.index, tokens=tokens, heads=heads, replicated=replicated, out=out
+        )
+        self._exchange_heads(Operation.GATHER_HEADS, group, exchange)
+        return exchange.targets[0]
+
+    def _exchange_heads(self, operation: Operation, group: Group, exchange: HeadExchange) -> None:
+        for tensor in (*exchange.sources, *exchange.targets):
+            check_tensor("a tensor of heads", tensor, self._device, contiguous=False)
+        self._transport.exchange_heads(_call(operation, group), exchange)
 
     def broadcast(self, x: torch.Tensor, src: int, group: Group) -> None:
         """``x`` of global rank ``src`` to every member, in place. The source need not wait for the others."""
@@ -221,8 +274,8 @@ class GroupFreeComm:
         return _call(Operation.SEND, pair)
 
 
-def _call(operation: Operation, group: Group) -> Call:
-    return Call(operation, group.seed, group.ranks)
+def _call(operation: Operation, group: Group, num_bytes: int | None = None) -> Call:
+    return Call(operation, group.seed, group.ranks, num_bytes)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from gfdit.comm.layout import SegmentLayout
+
+if TYPE_CHECKING:
+    from gfdit.comm.heads import HeadExchange
+    from gfdit.comm.selector_table import SelectorTable
 
 
 class Operation(IntEnum):
@@ -26,14 +30,20 @@ class Operation(IntEnum):
     BROADCAST = 4
     ALL_REDUCE = 5
     SEND = 6
+    SCATTER_HEADS = 7
+    GATHER_HEADS = 8
 
 
 class Call(NamedTuple):
-    """One collective as the transport sees it: ``seed`` identifies the ordered group within the session."""
+    """One collective as the transport sees it: ``seed`` identifies the ordered group within the session.
+
+    ``num_bytes`` is the most that any two members send each other, where all of them know it; else None.
+    """
 
     operation: Operation
     seed: int
     ranks: tuple[int, ...]
+    num_bytes: int | None = None
 
     def describe(self) -> str:
         return f"{self.operation.name.lower()} of group {self.ranks}"
@@ -60,6 +70,9 @@ class Transport(Protocol):
 
         A slice whose rank is the caller's is a local copy. Zero bytes still agree: that is a barrier.
         """
+
+    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
+        """Two-way: the head and sequence all-to-all of Ulysses attention."""
 
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         """One-way: all bytes of ``source`` to each of ``ranks``."""
@@ -110,6 +123,10 @@ class KernelHeap(SymmetricHeap, Protocol):
     @property
     def multicast_pointer(self) -> int:
         """Where a store reaches every rank's segment at the same offset; 0 if the hardware cannot."""
+
+    @property
+    def selector_table(self) -> SelectorTable | None:
+        """What was measured on this machine, to choose paths by; the same in all ranks."""
 
     def segment(self, rank: int) -> torch.Tensor:
         """All of ``rank``'s segment, uint8; a peer's can be written, too."""

@@ -22,6 +22,7 @@ import torch
 from gfdit.comm.agreement import NUM_SLOTS, EdgeAgreement, edge_digest, is_behind
 from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.futex import Waiter
+from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, PeerSlice
 from gfdit.comm.layout import ABORT_WORD, CREDIT_WORD, MAX_CHUNKS, SIGNAL_WORD, WORD_BYTES, SegmentLayout
 
@@ -107,6 +108,9 @@ class HostTransport:
                 round_index += 1
                 end = begin + self._slot_bytes
                 remote = [(port, p) for port, p in remote if max(p.send_bytes, p.recv_bytes) > end]
+
+    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
+        exchange_by_copies(self, call, heads, self._rank)
 
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         ports = [self._ports[rank] for rank in ranks]

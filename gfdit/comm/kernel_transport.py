@@ -14,17 +14,22 @@ from contextlib import contextmanager
 
 import torch
 
-from gfdit.comm.agreement import NUM_SLOTS, EdgeAgreement, edge_digest
+from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_digest, make_token
+from gfdit.comm.choice import Choice, Path, Situation
 from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.even import EvenParts, even_parts
-from gfdit.comm.exchange_paths import PATHS, Choice, Exchange, Path
+from gfdit.comm.exchange_paths import PATHS, Exchange
+from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
-from gfdit.comm.kernel_state import LaneState
+from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, launch_exchange, table_rows
+from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
+from gfdit.comm.selector import Selector
 from gfdit.kernels import edges
 from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
 
 _UNSIGNED = (1 << 64) - 1
+_HEADS = Choice(Path.PUSH, chunk_bytes=0, num_programs=1)
 
 
 class KernelTransport:
@@ -41,6 +46,8 @@ class KernelTransport:
         self._layout = heap.layout
         self._heap = heap
         self._state = LaneState(heap, self._lane_index, timeout_s)
+        obstacles = {path: kind.obstacle for path, kind in PATHS.items()}
+        self.selector = Selector(site_of(heap), obstacles, heap.selector_table)
         self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
         self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
         self._busy = threading.Lock()
@@ -52,8 +59,7 @@ class KernelTransport:
         parts = {piece.rank: piece for piece in peers}
         with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
             even = even_parts(call.ranks, parts) if len(call.ranks) <= MAX_PACKED else None
-            num_bytes = max((max(piece.send_bytes, piece.recv_bytes) for piece in peers), default=0)
-            choice = self._choose(call, num_bytes)
+            choice = self.selector.choose(Situation(call.operation, len(call.ranks), call.num_bytes))
             exchange = Exchange(
                 heap=self._heap,
                 state=self._state,
@@ -68,7 +74,22 @@ class KernelTransport:
                 ),
                 choice=choice,
             )
-            PATHS[choice.path](exchange)
+            PATHS[choice.path].run(exchange)
+
+    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
+        if not fits(heads, self._layout.slot_bytes):
+            exchange_by_copies(self, call, heads, self._rank)
+            return
+        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
+            index = call.ranks.index(self._rank)
+            digests = []
+            for position in range(len(call.ranks)):
+                # Both ends of an edge need the same digest: the direction from the smaller position comes first.
+                ends = sorted((index, position))
+                digests.append(_digest(call, _HEADS, edge_bytes(heads, *ends), edge_bytes(heads, *reversed(ends))))
+            packed = is_even(heads) and len(call.ranks) <= MAX_PACKED
+            table = self._no_table if packed else self._kept_table(table_rows(heads, call.ranks, digests))
+            launch_exchange(self._group(call, digests[0], table, packed), heads)
 
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         raise NotImplementedError
@@ -95,7 +116,7 @@ class KernelTransport:
                 edge[edges.EDGE_GENERATION.value] = new
                 self._low_latency_slots(rank).zero_()
                 # Only now may the peer's kernels store into them.
-                self._line(rank, self._rank)[ARMED_WORD] = new
+                self._line(rank, self._rank)[ARMED_WORD] = make_token(CREDIT_DIGEST, new, 0)
                 self._broken.pop(rank, None)
             self._synchronize()
         finally:
@@ -127,26 +148,22 @@ class KernelTransport:
         if not self._busy.acquire(blocking=False):
             raise ValueError(f"lane {self._lane!r} of rank {self._rank} is in use by another thread")
 
-    def _choose(self, call: Call, num_bytes: int) -> Choice:
-        """How to exchange at most ``num_bytes`` per edge. Uneven parts may differ between members: see there."""
-        return Choice(Path.PUSH, chunk_bytes=max(self._layout.slot_bytes // 4 // 16 * 16, 16), num_programs=1)
-
     def _members(
         self, call: Call, choice: Choice, even: EvenParts | None, parts: Mapping[int, PeerSlice]
     ) -> Members:
-        return Members(
-            lane=self._state.constants,
-            ranks=call.ranks,
-            index=call.ranks.index(self._rank),
-            digest=_digest(call, choice, even.num_bytes, even.num_bytes) if even else 0,
-            operation=call.operation,
-            table=self._no_table if even else self._table(call, choice, parts),
-            packed=even is not None,
-            ptx=self._state.on_gpu,
+        if even is None:
+            return self._group(call, 0, self._table(call, choice, parts), packed=False)
+        return self._group(
+            call, _digest(call, choice, even.num_bytes, even.num_bytes), self._no_table, packed=True
         )
 
+    def _group(self, call: Call, digest: int, table: torch.Tensor, packed: bool) -> Members:
+        index = call.ranks.index(self._rank)
+        lane, ptx = self._state.constants, self._state.on_gpu
+        return Members(lane, call.ranks, index, digest, call.operation, table, packed, ptx)
+
     def _table(self, call: Call, choice: Choice, parts: Mapping[int, PeerSlice]) -> torch.Tensor:
-        """The rows of a group in device memory; written by the first operation that has them, then kept."""
+        """Byte ranges by position, in device memory; written by the first operation that has them, then kept."""
         rows = []
         for rank in call.ranks:
             piece = parts.get(rank, PeerSlice(rank, 0, 0, 0, 0))
@@ -154,6 +171,9 @@ class KernelTransport:
             # One digest for both directions of an edge: that from the smaller rank comes first.
             digest = _digest(call, choice, *((forth, back) if self._rank < rank else (back, forth)))
             rows.append((*piece, digest, *(0,) * (ROW_WORDS - 6)))
+        return self._kept_table(rows)
+
+    def _kept_table(self, rows: list[tuple[int, ...]]) -> torch.Tensor:
         key = tuple(rows)
         if (table := self._tables.get(key)) is None:
             table = self._tables[key] = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)

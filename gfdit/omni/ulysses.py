@@ -1,9 +1,9 @@
 """Ulysses sequence parallelism over group-free collectives, as a vLLM-Omni attention strategy.
 
-Before attention, queries, keys and values change from (all heads, own tokens) to (own heads, all tokens) by
-one all-to-all; after it, the output changes back. Text that joins the image tokens in attention is replicated
-on every rank: its heads are sliced before and gathered after. Only data moves, so the result is bit-identical
-to vLLM-Omni's own strategy at the same degree.
+Before attention, queries, keys and values change from (all heads, own tokens) to (own heads, all tokens) in one
+exchange; after it, the output changes back. Text that joins the image tokens in attention is replicated on every
+rank: its heads are sliced before and gathered after. The exchanges read and write the joint tensors in place. Only
+data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
 P ranks.
@@ -17,7 +17,6 @@ import torch
 from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 
-from gfdit.comm import Group, GroupFreeComm
 from gfdit.omni.task_scope import TaskScope
 
 
@@ -55,20 +54,22 @@ class GroupFreeUlysses:
         size, index = len(group.ranks), group.ranks.index(self._scope.rank)
         text = _text_tensors(attn_metadata)
         _check_heads((query, key, value, *text), size)
-        image = scatter_heads((query, key, value), comm, group)
+        image = (query, key, value)
         if not text:
-            q, k, v = image
+            q, k, v = comm.scatter_heads(image, group)
             return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name)
         assert attn_metadata is not None
-        text_first = _text_first(attn_metadata)
-        own_text = [tensor.chunk(size, dim=2)[index] for tensor in text]
-        if len(own_text) != len(image):
+        if len(text) != len(image):
             raise ValueError("joint_query, joint_key and joint_value go together")
-        q, k, v = (
-            torch.cat((txt, img) if text_first else (img, txt), dim=1)
-            for txt, img in zip(own_text, image, strict=True)
-        )
-        context = UlyssesContext(self.name, own_text[0].shape[1], text_first)
+        text_first = _text_first(attn_metadata)
+        num_text, num_image = text[0].shape[1], size * query.shape[1]
+        joint = tuple(_joint(own, num_text + num_image, size) for own in image)
+        split = tuple(_text_and_image(tensor, num_text, text_first) for tensor in joint)
+        for (text_part, _), tensor in zip(split, text, strict=True):
+            text_part.copy_(tensor.chunk(size, dim=2)[index])
+        comm.scatter_heads(image, group, out=[image_part for _, image_part in split])
+        q, k, v = joint
+        context = UlyssesContext(self.name, num_text, text_first)
         return q, k, v, _with_key_mask(attn_metadata, k), context
 
     @torch.compiler.disable
@@ -77,52 +78,30 @@ class GroupFreeUlysses:
         assert isinstance(ctx, UlyssesContext)
         group, comm = self._scope.sp, self._scope.comm
         if ctx.num_text == 0:
-            return gather_heads(attn_output, comm, group)
-        num_image = attn_output.shape[1] - ctx.num_text
-        if ctx.text_first:
-            text, image = attn_output.split((ctx.num_text, num_image), dim=1)
-        else:
-            image, text = attn_output.split((num_image, ctx.num_text), dim=1)
-        image, text = gather_heads(image, comm, group), _gather_text_heads(text, comm, group)
-        return torch.cat((text, image) if ctx.text_first else (image, text), dim=1)
+            return comm.gather_heads(attn_output, group)
+        batch, total, heads, head_size = attn_output.shape
+        size = len(group.ranks)
+        own = ctx.num_text + (total - ctx.num_text) // size
+        output = attn_output.new_empty((batch, own, heads * size, head_size))
+        text, image = _text_and_image(attn_output, ctx.num_text, ctx.text_first)
+        text_out, image_out = _text_and_image(output, ctx.num_text, ctx.text_first)
+        comm.gather_heads(image, group, out=image_out)
+        comm.gather_heads(text, group, replicated=True, out=text_out)
+        return output
 
 
-def scatter_heads(
-    tensors_BLHD: tuple[torch.Tensor, ...], comm: GroupFreeComm, group: Group
-) -> tuple[torch.Tensor, ...]:
-    """(B, L, H, D) each to (B, S, H / P, D); tensors of one shape share a collective."""
-    first = tensors_BLHD[0]
-    if any(tensor.shape != first.shape for tensor in tensors_BLHD):
-        return tuple(scatter_heads((tensor,), comm, group)[0] for tensor in tensors_BLHD)
-    size = len(group.ranks)
-    batch, own, heads, head_size = first.shape
-    # Rows by destination rank, then tensor: what goes to one rank is contiguous.
-    rows = torch.stack(tensors_BLHD).reshape(len(tensors_BLHD), batch, own, size, heads // size, head_size)
-    send = rows.permute(3, 0, 1, 2, 4, 5).contiguous()
-    received = torch.empty_like(send)
-    comm.all_to_all_single(received, send, group)
-    whole = received.permute(1, 2, 0, 3, 4, 5).reshape(
-        len(tensors_BLHD), batch, size * own, heads // size, head_size
-    )
-    return tuple(whole.unbind(0))
+def _joint(tensor_BLHD: torch.Tensor, num_tokens: int, size: int) -> torch.Tensor:
+    """Room for text and image tokens with this rank's share of the heads: (B, T + S, H / P, D)."""
+    batch, _, heads, head_size = tensor_BLHD.shape
+    return tensor_BLHD.new_empty((batch, num_tokens, heads // size, head_size))
 
 
-def gather_heads(tensor_BSHD: torch.Tensor, comm: GroupFreeComm, group: Group) -> torch.Tensor:
-    """(B, S, H / P, D) back to (B, L, H, D)."""
-    size = len(group.ranks)
-    batch, total, heads, head_size = tensor_BSHD.shape
-    send = tensor_BSHD.reshape(batch, size, total // size, heads, head_size).transpose(0, 1).contiguous()
-    received = torch.empty_like(send)
-    comm.all_to_all_single(received, send, group)
-    return received.permute(1, 2, 0, 3, 4).reshape(batch, total // size, size * heads, head_size)
-
-
-def _gather_text_heads(text_BTHD: torch.Tensor, comm: GroupFreeComm, group: Group) -> torch.Tensor:
-    source = text_BTHD.contiguous()
-    size = len(group.ranks)
-    gathered = source.new_empty((size * source.shape[0], *source.shape[1:]))
-    comm.all_gather_into_tensor(gathered, source, group)
-    return torch.cat(gathered.chunk(size), dim=2)
+def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two parts of a joint tensor along its tokens, as views."""
+    if text_first:
+        return joint[:, :num_text], joint[:, num_text:]
+    num_image = joint.shape[1] - num_text
+    return joint[:, num_image:], joint[:, :num_image]
 
 
 def _text_tensors(attn_metadata: AttentionMetadata | None) -> tuple[torch.Tensor, ...]:
