@@ -26,6 +26,17 @@ def copy_bytes(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
+def copy_share(
+    target, source, num_bytes, program, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NUM_PROGRAMS: tl.constexpr
+):
+    """This program's share of a copy within the rank; nothing if the bytes are in their place already."""
+    share = (num_bytes + NUM_PROGRAMS * WIDTH - 1) // (NUM_PROGRAMS * WIDTH) * WIDTH
+    begin = program * share
+    if target != source:
+        copy_bytes(target + begin, source + begin, tl.minimum(share, num_bytes - begin), WIDTH, BLOCK)
+
+
+@triton.jit
 def _copy_pairs(target, source, num_bytes, BLOCK: tl.constexpr):
     # The hint says what the caller promised; with it a thread moves two words in one instruction.
     source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)

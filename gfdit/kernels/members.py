@@ -84,3 +84,29 @@ def ranks_at(ranks_low, ranks_high, table, position, PACKED: tl.constexpr):
 def row(table, position, FIELD: tl.constexpr):
     """A field of the table at ``position``, which must be in the table."""
     return tl.load(table + position * _ROW_WORDS + FIELD)
+
+
+@triton.jit
+def part_at(table, position, stride, num_bytes, OFFSET: tl.constexpr, PACKED: tl.constexpr):
+    """Offset and size in bytes of what goes to (or comes from) ``position``, scalar or block.
+
+    ``OFFSET`` is ROW_SEND_OFFSET or ROW_RECV_OFFSET; ``stride`` and ``num_bytes`` are those of packed parts.
+    """
+    if PACKED:
+        offset, size = position * stride, num_bytes + position * 0
+    else:
+        # The size follows the offset in a row.
+        offset, size = row(table, position, OFFSET), row(table, position, OFFSET + 1)
+    return offset.to(tl.int64), size.to(tl.int64)
+
+
+@triton.jit
+def edges_at(table, positions, digest, num_bytes, PACKED: tl.constexpr):
+    """The larger of the two directions of each edge in bytes, and its digest, for a block of positions."""
+    if PACKED:
+        edge_bytes = tl.zeros(positions.shape, tl.int64) + num_bytes
+        digests = tl.zeros(positions.shape, tl.int64) + digest
+    else:
+        edge_bytes = tl.maximum(row(table, positions, ROW_SEND_BYTES), row(table, positions, ROW_RECV_BYTES))
+        digests = row(table, positions, ROW_DIGEST)
+    return edge_bytes, digests

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gfdit.kernels.copy import copy_bytes
+from gfdit.kernels.copy import copy_bytes, copy_share
 from gfdit.kernels.edges import (
     EDGE_GENERATION,
     EDGE_OBSERVED,
@@ -36,16 +36,14 @@ from gfdit.kernels.edges import (
 from gfdit.kernels.launch import block_bytes, common_width, launch
 from gfdit.kernels.members import (
     MEMBERS,
-    ROW_DIGEST,
-    ROW_RECV_BYTES,
     ROW_RECV_OFFSET,
-    ROW_SEND_BYTES,
     ROW_SEND_OFFSET,
     Members,
+    edges_at,
+    part_at,
     ranks_at,
-    row,
 )
-from gfdit.kernels.memory import store_release, word_pointer
+from gfdit.kernels.memory import store_release_block, word_pointer
 
 
 def run(
@@ -82,19 +80,19 @@ def run(
 )
 def push_exchange(
     lane,
-    ranks_low,
-    ranks_high,
+    ranks_low: tl.int64,
+    ranks_high: tl.int64,
     table,
     size,
     index,
     digest,
     operation,
-    source,
-    target,
-    send_stride,
-    recv_stride,
-    num_bytes,
-    chunk_bytes,
+    source: tl.int64,
+    target: tl.int64,
+    send_stride: tl.int64,
+    recv_stride: tl.int64,
+    num_bytes: tl.int64,
+    chunk_bytes: tl.int64,
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -107,100 +105,63 @@ def push_exchange(
     rank = tl.load(lane + LANE_RANK)
     slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
     positions = tl.arange(0, GROUP)
-    inside = positions < size
-    peers = ranks_at(ranks_low, ranks_high, table, tl.where(inside, positions, index), PACKED)
-    others = inside & (positions != index)
-    if PACKED:
-        edge_bytes = tl.full((GROUP,), 0, tl.int64) + num_bytes
-        digests = tl.full((GROUP,), 0, tl.int64) + digest
-    else:
-        sent = row(table, tl.where(inside, positions, index), ROW_SEND_BYTES)
-        received = row(table, tl.where(inside, positions, index), ROW_RECV_BYTES)
-        edge_bytes = tl.maximum(sent, received)
-        digests = row(table, tl.where(inside, positions, index), ROW_DIGEST)
+    others = (positions < size) & (positions != index)
+    positions = tl.where(positions < size, positions, index)
+    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
+    edge_bytes, digests = edges_at(table, positions, digest, num_bytes, PACKED)
     rounds = tl.where(others, tl.maximum((edge_bytes + slot_bytes - 1) // slot_bytes, 1), 0)
     # Chunks of each round of an edge, the last one too: the proof above needs all of its tokens.
     chunks = tl.maximum((tl.minimum(edge_bytes, slot_bytes) + chunk_bytes - 1) // chunk_bytes, 1)
-    turns = (tl.max(tl.where(others, chunks, 0)) + NUM_PROGRAMS - 1) // NUM_PROGRAMS
+    turns = (tl.max(tl.where(others, chunks, 1)) + NUM_PROGRAMS - 1) // NUM_PROGRAMS
     counters = word_pointer(edge_state(lane, peers))
     observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
     published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
     generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    lines = line(lane, rank, peers)
     if usable(lane, peers, others):
-        if PACKED:
-            own_source, own_target, own_bytes = (
-                source + index * send_stride,
-                target + index * recv_stride,
-                num_bytes,
-            )
-        else:
-            own_source = source + row(table, index, ROW_SEND_OFFSET)
-            own_target = target + row(table, index, ROW_RECV_OFFSET)
-            own_bytes = row(table, index, ROW_SEND_BYTES)
-        _copy_own(own_target, own_source, own_bytes, program, WIDTH, BLOCK, NUM_PROGRAMS)
         going = 1
-        for turn in range(0, tl.max(rounds) * (turns + 1)):
+        for turn in range(0, tl.maximum(tl.max(rounds), 1) * (turns + 1)):
             step = turn // (turns + 1)
             part = turn % (turns + 1)
             if (part < turns) & (going == 1):
                 chunk = part * NUM_PROGRAMS + program
+                begin = step * slot_bytes + chunk * chunk_bytes
+                end = tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes)
                 for distance in range(1, size):
                     position = (index + distance) % size
                     peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                    chosen = positions == position
-                    if tl.sum((chosen & (step < rounds) & (chunk < chunks)).to(tl.int32)) > 0:
-                        if PACKED:
-                            data = source + position * send_stride
-                            size_bytes = num_bytes
-                        else:
-                            data = source + row(table, position, ROW_SEND_OFFSET)
-                            size_bytes = row(table, position, ROW_SEND_BYTES)
-                        instance = tl.sum(tl.where(chosen, published, 0)) + step
-                        begin = step * slot_bytes + chunk * chunk_bytes
-                        end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), size_bytes)
-                        slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
-                        copy_bytes(slot, data + begin, end - begin, WIDTH, BLOCK)
-                        tl.debug_barrier()
-                        generation = tl.sum(tl.where(chosen, generations, 0))
-                        token = make_token(tl.sum(tl.where(chosen, digests, 0)), generation, instance + 1)
-                        store_release(signal(line(lane, peer, rank), instance % 2, chunk), token, PTX)
+                    offset, part_bytes = part_at(table, position, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)
+                    instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_PUBLISHED) + step
+                    slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
+                    copy_bytes(slot, source + offset + begin, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
+                tl.debug_barrier()
+                instances = published + step
+                tokens = make_token(digests, generations, instances + 1)
+                signals = signal(line(lane, peers, rank), instances % 2, chunk)
+                store_release_block(signals, tokens, others & (step < rounds) & (chunk < chunks), PTX)
+                if turn == 0:
+                    offset, _ = part_at(table, index, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)
+                    place, part_bytes = part_at(table, index, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED)
+                    copy_share(target + place, source + offset, part_bytes, program, WIDTH, BLOCK, NUM_PROGRAMS)
             if (part > 0) & (going == 1):
                 chunk = (part - 1) * NUM_PROGRAMS + program
+                begin = step * slot_bytes + chunk * chunk_bytes
+                end = tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes)
                 wanted = others & (step < rounds) & (chunk < chunks)
                 instances = observed + step
-                expected = make_token(digests, generations, instances + 1)
-                tokens = signal(lines, instances % 2, chunk)
-                arrived = await_words(lane, tokens, expected, wanted, rank, peers, others, operation, PTX)
+                tokens = make_token(digests, generations, instances + 1)
+                signals = signal(line(lane, rank, peers), instances % 2, chunk)
+                arrived = await_words(lane, signals, tokens, wanted, rank, peers, others, operation, PTX)
                 going = arrived.to(tl.int32)
                 if going == 1:
                     for distance in range(1, size):
                         position = (index + size - distance) % size
-                        chosen = positions == position
-                        if tl.sum((chosen & wanted).to(tl.int32)) > 0:
-                            peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                            if PACKED:
-                                data = target + position * recv_stride
-                                size_bytes = num_bytes
-                            else:
-                                data = target + row(table, position, ROW_RECV_OFFSET)
-                                size_bytes = row(table, position, ROW_RECV_BYTES)
-                            instance = tl.sum(tl.where(chosen, observed, 0)) + step
-                            begin = step * slot_bytes + chunk * chunk_bytes
-                            end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), size_bytes)
-                            slot = data_slot(lane, rank, peer, instance % 2) + chunk * chunk_bytes
-                            copy_bytes(data + begin, slot, end - begin, WIDTH, BLOCK)
+                        peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
+                        place, part_bytes = part_at(
+                            table, position, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED
+                        )
+                        instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_OBSERVED) + step
+                        slot = data_slot(lane, rank, peer, instance % 2) + chunk * chunk_bytes
+                        copy_bytes(target + place + begin, slot, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
                     tl.debug_barrier()
         # A two-way instance proves that the peer has consumed all of mine before it.
         finish(lane, peers, others, rounds, rounds, published + rounds - 1, NUM_PROGRAMS)
-
-
-@triton.jit
-def _copy_own(
-    target, source, num_bytes, program, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):
-    """This program's share of the part that the rank keeps; nothing if it is in its place already."""
-    share = (num_bytes + NUM_PROGRAMS * WIDTH - 1) // (NUM_PROGRAMS * WIDTH) * WIDTH
-    begin = program * share
-    if target != source:
-        copy_bytes(target + begin, source + begin, tl.minimum(share, num_bytes - begin), WIDTH, BLOCK)
