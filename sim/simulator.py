@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Any
 
 from gfdit.core import ControlPlane, Policy, RankRecord
@@ -15,42 +16,30 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import TableCostModel
+from gfdit.core.tasks import artifact_kind
 from gfdit.observe.timeline import TimelineWriter
+from gfdit.sim.devices import Copy, Devices, Execution
 from gfdit.sim.graphs import GraphBuilder
+from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest
 
+__all__ = ["SimulatedRequest", "SimulationOptions", "SimulationRun", "Simulator", "Status", "jitter_factor"]
+
 MAX_WAKE_UPS = 100_000  # in a row, with nothing else happening: the policy waits for nothing
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationOptions:
-    """``jitter`` is the relative spread of task times around the table's, ``seed`` that of its draws.
-
-    A task starts ``dispatch_latency_s`` after the decision. ``check_every_event`` checks the control plane's
-    bookkeeping after every event, not only at the end.
-    """
-
-    num_ranks: int
-    dispatch_latency_s: float = 0.0
-    jitter: float = 0.0
-    seed: int = 0
-    check_every_event: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise ValueError(f"the number of ranks must be at least 1, got {self.num_ranks}")
-        for name in ("dispatch_latency_s", "jitter"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a non-negative number, got {value}")
+LOST_RANK = 503  # the status of requests that a lost rank has ended, as in the server
+_NORMAL = NormalDist()
 
 
 class Status(StrEnum):
-    """How a request ended. ``STARVED``: nothing was left to happen, and it had not ended."""
+    """How a request ended: ``FAILED`` by the policy's mistake, ``LOST`` with a rank.
+
+    ``STARVED``: nothing was left to happen, and it had not ended.
+    """
 
     COMPLETED = "completed"
     REJECTED = "rejected"
     FAILED = "failed"
+    LOST = "lost"
     STARVED = "starved"
 
 
@@ -111,10 +100,12 @@ class Simulator:
         models = frozenset(request.model for request in trace)
         ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
         self._control = ControlPlane(policy, ranks, TableCostModel(table))
+        self._devices = Devices(options)
+        self._lost: set[int] = set()
         self._requests = {request.id: SimulatedRequest(request) for request in trace}
         self._result = SimulationRun(policy.name, options.num_ranks, list(self._requests.values()))
         self._now_s = 0.0
-        self._queue: list[tuple[float, int, ev.Event | TraceRequest]] = []
+        self._queue: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_queued = 0
         self._wake_at_s: float | None = None
         self._num_wake_ups = 0
@@ -122,50 +113,100 @@ class Simulator:
             cmd.RunTask: self._run_task,
             cmd.Migrate: self._migrate,
             cmd.FreeArtifacts: lambda command: None,
+            cmd.ResetEdges: self._reset_edges,
             cmd.StartRequest: lambda command: None,
             cmd.CompleteRequest: lambda c: self._end(c.request_id, Status.COMPLETED),
             cmd.RejectRequest: lambda c: self._end(c.request_id, Status.REJECTED, c.reason),
-            cmd.FailRequest: lambda c: self._end(c.request_id, Status.FAILED, c.error),
+            cmd.FailRequest: self._fail,
             cmd.ReportFault: lambda c: self._result.faults.append(c.message),
             cmd.WakeAt: self._wake_at,
         }
         for request in trace:
-            self._at(request.arrival_s, request)
+            self._at(request.arrival_s, self._arrive, request)
+        for failure in options.failures:
+            self._at(failure.at_s, self._lose, failure.rank)
+            if failure.down_s is not None:
+                self._at(failure.until_s, self._join, failure.rank)
 
     def run(self, timeline: TimelineWriter | None = None) -> SimulationRun:
         """Until nothing is left to happen; to be called once."""
         self._timeline = timeline
         while self._queue:
-            self._now_s, _, event = heapq.heappop(self._queue)
-            if isinstance(event, TraceRequest):
-                request = event.request()
-                event = ev.RequestArrived(request, self._graphs.build(request))
-            if not self._wanted(event):
-                continue
-            for command in self._control.handle(event, self._now_s):
-                self._emitters[type(command)](command)
-            if self._options.check_every_event:
-                self._control.check_integrity()
+            self._now_s, _, happen, what = heapq.heappop(self._queue)
+            happen(what)
         self._control.check_integrity()
         starved = {request.trace.id for request in self._result.requests if request.status is Status.STARVED}
         assert starved == self._control.state.requests.keys(), "a request was lost"
         assert starved or self._control.idle, "something is left that no request needs"
         return self._result
 
-    def _at(self, time_s: float, event: ev.Event | TraceRequest) -> None:
+    def _at(self, time_s: float, happen: Callable[[Any], None], what: Any) -> None:
         self._num_queued += 1
-        heapq.heappush(self._queue, (time_s, self._num_queued, event))
+        heapq.heappush(self._queue, (time_s, self._num_queued, happen, what))
 
-    def _wanted(self, event: ev.Event) -> bool:
-        """False for a wake-up that a later one has replaced."""
-        if not isinstance(event, ev.WakeUp):
-            self._num_wake_ups = 0
-            return True
-        if self._now_s != self._wake_at_s:
-            return False
+    def _tell(self, event: ev.Event) -> None:
+        for command in self._control.handle(event, self._now_s):
+            self._emitters[type(command)](command)
+        if self._options.check_every_event:
+            self._control.check_integrity()
+
+    # What happens
+
+    def _arrive(self, line: TraceRequest) -> None:
+        self._num_wake_ups = 0
+        request = line.request()
+        self._tell(ev.RequestArrived(request, self._graphs.build(request)))
+
+    def _finish(self, execution: Execution) -> None:
+        if not self._devices.finish(execution):
+            return
+        self._num_wake_ups = 0
+        self._account(execution)
+        command, seconds = execution.command, execution.end_s - execution.start_s
+        for rank in command.layout.ranks:
+            self._tell(ev.TaskFinished(command.dispatch_id, rank, seconds))
+
+    def _finish_copy(self, copy: Copy) -> None:
+        if self._devices.finish_copy(copy):
+            self._end_copy(copy)
+
+    def _end_copy(self, copy: Copy) -> None:
+        command = copy.command
+        for rank in command.ranks:
+            if self._timeline is not None and copy.end_s > copy.start_s:
+                self._timeline.record_migration(
+                    rank, command.artifact, command.request_id, command.ranks, copy.start_s, copy.end_s
+                )
+            if rank not in self._lost:
+                self._tell(ev.MigrationFinished(command.migration_id, rank))
+
+    def _lose(self, rank: int) -> None:
+        """Peers notice at once; what waits for a copy that broke fails with it."""
+        self._num_wake_ups = 0
+        self._lost.add(rank)
+        executions, copies = self._devices.lose(rank, self._now_s)
+        self._tell(ev.RankLost(rank, "simulated"))
+        for execution in executions:
+            self._account(execution)
+            command = execution.command
+            message = f"rank {rank} was lost while it copied for {command.tasks[0].id}"
+            for member in command.layout.ranks:
+                if member not in self._lost:
+                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK))
+        for copy in copies:
+            self._end_copy(copy)
+
+    def _join(self, rank: int) -> None:
+        self._num_wake_ups = 0
+        self._lost.discard(rank)
+        self._tell(ev.RankJoined(rank))
+
+    def _wake(self, at_s: float) -> None:
+        if at_s != self._wake_at_s:
+            return  # a later wish has replaced it
         self._wake_at_s = None
         self._num_wake_ups += 1
-        return True
+        self._tell(ev.WakeUp())
 
     # Commands
 
@@ -176,53 +217,69 @@ class Simulator:
             )
             return
         self._wake_at_s = command.at_s
-        self._at(command.at_s, ev.WakeUp())
+        self._at(command.at_s, self._wake, command.at_s)
 
     def _migrate(self, command: cmd.Migrate) -> None:
         self._result.num_migrations += 1
-        start_s, end_s = self._migration_times()
-        for rank in command.ranks:
-            self._at(end_s, ev.MigrationFinished(command.migration_id, rank))
-            if self._timeline is not None:
-                self._timeline.record_migration(
-                    rank, command.artifact, command.request_id, command.ranks, start_s, end_s
-                )
-
-    def _migration_times(self) -> tuple[float, float]:
-        start_s = self._now_s + self._options.dispatch_latency_s
-        return start_s, start_s + self._true_cost.table.migration_latency_s
+        request = self._control.state.requests[command.request_id].request
+        seconds = self._true_cost.copy_s(
+            request.model,
+            request.shape,
+            request.cfg,
+            artifact_kind(request.id, command.artifact),
+            len(command.destinations),
+        )
+        copy = self._devices.copy(command, seconds, self._now_s)
+        self._at(copy.end_s, self._finish_copy, copy)
 
     def _run_task(self, command: cmd.RunTask) -> None:
-        arrived_s, moved_s = self._migration_times()
-        start_s = moved_s if command.migrations else arrived_s
-        seconds = self._seconds(command)
-        end_s = start_s + seconds
-        for rank in command.layout.ranks:
-            self._at(end_s, ev.TaskFinished(command.dispatch_id, rank, seconds))
-        self._account(command, start_s, end_s, seconds)
-
-    def _seconds(self, command: cmd.RunTask) -> float:
-        """Execution time. Jitter depends on seed and task alone: every policy meets the same luck."""
         view = self._control.state.dispatches[command.dispatch_id].views[0]
         seconds = self._true_cost.task_s(view, command.layout, len(command.tasks))
-        if jitter := self._options.jitter:
-            draw = random.Random(f"{self._options.seed} {view.id}").gauss(0.0, 1.0)
-            seconds *= math.exp(jitter * draw - jitter * jitter / 2)
-        return seconds
+        if self._options.jitter:
+            seconds *= jitter_factor(self._options.jitter, f"{self._options.seed} {view.id}")
+        execution = self._devices.execute(command, seconds, self._now_s)
+        self._at(execution.end_s, self._finish, execution)
 
-    def _account(self, command: cmd.RunTask, start_s: float, end_s: float, seconds: float) -> None:
-        run, layout = self._result, command.layout
+    def _reset_edges(self, command: cmd.ResetEdges) -> None:
+        self._at(self._now_s + self._options.dispatch_latency_s, self._finish_reset, command)
+
+    def _finish_reset(self, command: cmd.ResetEdges) -> None:
+        self._num_wake_ups = 0
+        for rank in command.ranks:
+            if rank not in self._lost:
+                self._tell(ev.EdgesReset(command.reset_id, rank))
+
+    def _fail(self, command: cmd.FailRequest) -> None:
+        status = Status.LOST if command.status_code == LOST_RANK else Status.FAILED
+        self._end(command.request_id, status, command.error)
+
+    def _account(self, execution: Execution) -> None:
+        run, command = self._result, execution.command
+        layout, seconds = command.layout, execution.end_s - execution.start_s
+        if seconds <= 0:
+            return  # lost before it began
         run.num_tasks += len(command.tasks)
-        run.first_start_s = min(run.first_start_s, start_s)
-        run.last_end_s = max(run.last_end_s, end_s)
+        run.first_start_s = min(run.first_start_s, execution.start_s)
+        run.last_end_s = max(run.last_end_s, execution.end_s)
         share_s = seconds * len(layout.ranks) / len(command.tasks)
         for task in command.tasks:
             self._requests[task.request_id].rank_seconds += share_s
             if self._timeline is not None:
                 where = (task.id, task.request_id, task.kind, task.step_index, layout)
                 for rank in layout.ranks:
-                    self._timeline.record(rank, *where, start_s, end_s)
+                    self._timeline.record(rank, *where, execution.start_s, execution.end_s)
 
     def _end(self, request_id: str, status: Status, detail: str = "") -> None:
         request = self._requests[request_id]
         request.status, request.end_s, request.detail = status, self._now_s, detail
+
+
+def jitter_factor(spread: float, name: str) -> float:
+    """A log-normal factor of mean 1 and relative spread about ``spread``, always the same for the same ``name``.
+
+    From a hash and not from :mod:`random`, whose normal draws may differ between versions of Python. The name is
+    that of seed and task alone: every policy meets the same luck.
+    """
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+    deviation = _NORMAL.inv_cdf((number + 0.5) / 2**48)
+    return math.exp(spread * deviation - spread * spread / 2)

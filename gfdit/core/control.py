@@ -308,6 +308,8 @@ class ControlPlane:
         migrations = [
             self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)
         ]
+        if migrations:
+            busy_until_s += sum(self.cost.migration_s(view, dispatch.layout) for view in views)
         layout, consumes = dispatch.layout, self._consumed(tasks)
         record = DispatchRecord(self._new_id(), tasks, views, layout, set(layout.ranks), consumes)
         for task in tasks:

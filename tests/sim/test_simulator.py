@@ -103,9 +103,9 @@ def test_fcfs_on_two_ranks_as_computed_by_hand(tmp_path: Path) -> None:
 def test_a_migration_delays_the_dispatch_that_waits_for_it(tmp_path: Path) -> None:
     policy = Replay(((0,), (1,), (1, 0)))
     done = run(policy, [line("a", num_steps=3)])
-    # Steps 1 (to rank 1) and 2 (latents back to rank 0), and decoding needs nothing new.
+    # Two copies before step 1 (to rank 1), one before step 2 (latents back to rank 0); decoding needs nothing new.
     busy_s = AROUND_S + 2 * STEP_S[1] + STEP_S[2]
-    assert ends(done) == {"a": approx(busy_s + 2 * MIGRATION_S)}
+    assert ends(done) == {"a": approx(busy_s + 3 * MIGRATION_S)}
     assert done.requests[0].rank_seconds == approx(busy_s + STEP_S[2])
     assert done.num_migrations == 3  # conditioning and latents, then latents
     spans = spans_of(policy, [line("a", num_steps=3)], tmp_path)

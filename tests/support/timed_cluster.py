@@ -67,7 +67,7 @@ def simulate(policy: Policy, num_ranks: int, requests: Iterable[Arrival], *, wor
         commands = control.handle(event, now_s)
         control.check_integrity()
         if work_conserving:
-            assert not control.state.has_work(), f"at {now_s}: {list(control.state.ready.by_id)} wait beside a free rank"
+            assert not control.state.has_work(), f"at {now_s} tasks wait beside a free rank"
         for command in commands:
             if isinstance(command, cmd.RunTask):
                 span = _span(command, control, now_s)

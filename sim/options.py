@@ -1,0 +1,40 @@
+"""What is simulated beside tasks and their times."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """``jitter`` is the relative spread of task times around the table's, ``seed`` that of its draws.
+
+    A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 at once, if it is the next of the
+    requests that ran last on its layout and has nothing to wait for: a control plane that runs ahead would have
+    queued it behind the running one. ``check_every_event`` checks the control plane's bookkeeping after every
+    event, not only at the end. Raises ``ValueError`` for numbers out of range and ranks that do not exist.
+    """
+
+    num_ranks: int
+    dispatch_latency_s: float = 0.0
+    jitter: float = 0.0
+    seed: int = 0
+    check_every_event: bool = False
+    run_ahead: int = 0
+    failures: tuple[RankFailure, ...] = ()
+    slow_ranks: tuple[SlowRank, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise ValueError(f"the number of ranks must be at least 1, got {self.num_ranks}")
+        for name in ("dispatch_latency_s", "jitter"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a non-negative number, got {value}")
+        if self.run_ahead not in (0, 1):
+            raise ValueError(f"run_ahead must be 0 or 1, got {self.run_ahead}")
+        check_failures(self.failures, self.num_ranks)
+        check_slow_ranks(self.slow_ranks, self.num_ranks)
