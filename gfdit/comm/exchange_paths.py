@@ -1,37 +1,21 @@
 """The ways in which kernels carry out an exchange (all-gather, all-to-all, barrier), one function each.
 
-Every member must choose the same way: the choice is part of the digest that tokens carry, so a difference is a
-mismatch and never wrong data.
+Which one is taken is up to ``gfdit.comm.selector``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
+from gfdit.comm.choice import Choice, Path, Site, Situation
 from gfdit.comm.even import EvenParts
 from gfdit.comm.heap import KernelHeap, PeerSlice
 from gfdit.comm.kernel_state import LaneState
 from gfdit.kernels import push_exchange
 from gfdit.kernels.members import Members
-
-
-class Path(StrEnum):
-    """How bytes travel. See the module of the kernel with that name for its range."""
-
-    PUSH = "push"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A path with its parameters; equal in all members. ``chunk_bytes`` is a multiple of 16."""
-
-    path: Path
-    chunk_bytes: int
-    num_programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +50,12 @@ def push(exchange: Exchange) -> None:
     )
 
 
-PATHS: Mapping[Path, Callable[[Exchange], None]] = {Path.PUSH: push}
+@dataclass(frozen=True, slots=True)
+class ExchangePath:
+    """``obstacle`` says why the path cannot serve a situation at a site; None if it can."""
+
+    run: Callable[[Exchange], None]
+    obstacle: Callable[[Situation, Site], str | None]
+
+
+PATHS: Mapping[Path, ExchangePath] = {Path.PUSH: ExchangePath(push, lambda situation, site: None)}

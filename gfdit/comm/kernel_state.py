@@ -8,6 +8,7 @@ import weakref
 
 import torch
 
+from gfdit.comm.choice import Site
 from gfdit.comm.heap import KernelHeap
 from gfdit.kernels import edges
 
@@ -52,6 +53,15 @@ class LaneState:
         """The counters of the edges shared with ``peer``."""
         begin = edges.STATE_WORDS + peer * edges.EDGE_WORDS
         return self.state[begin : begin + edges.EDGE_WORDS]
+
+
+def site_of(heap: KernelHeap) -> Site:
+    """What a selector has to know of a heap and its device."""
+    has_multicast = heap.multicast_pointer != 0
+    if heap.device.type != "cuda":
+        return Site(heap.layout, "the Triton interpreter", 0, has_multicast)
+    major, minor = torch.cuda.get_device_capability(heap.device)
+    return Site(heap.layout, torch.cuda.get_device_name(heap.device), 10 * major + minor, has_multicast)
 
 
 class HostClock:

@@ -57,7 +57,7 @@ class OrderedSum:
         gathered = self._parts(flat, len(group), flat.numel())
         none, all_bytes = [0] * len(group), [flat.nbytes] * len(group)
         pieces = [p._replace(send_bytes=flat.nbytes) for p in consecutive_slices(group, none, all_bytes)]
-        self._transport.exchange(call, flat, gathered, pieces)
+        self._transport.exchange(call._replace(num_bytes=flat.nbytes), flat, gathered, pieces)
         flat.copy_(sum_in_order(gathered))
 
     def _sum_parts(self, call: Call, block: torch.Tensor, group: Group) -> None:
@@ -65,6 +65,7 @@ class OrderedSum:
         sizes = split_evenly(block.numel(), len(group))
         part_bytes = [size * block.element_size() for size in sizes]
         mine = [part_bytes[group.index]] * len(group)
+        call = call._replace(num_bytes=part_bytes[0])
         parts = self._parts(block, len(group), sizes[group.index])
         self._transport.exchange(call, block, parts, consecutive_slices(group, part_bytes, mine))
         # Every byte of the block left in the first exchange, so the sums can come back in its place.

@@ -84,6 +84,8 @@ class SharedMemoryHeap:
     """
 
     _transport_class: type[HostTransport] = HostTransport
+    # Only kernels have a choice.
+    selector_table = None
 
     @classmethod
     def create(

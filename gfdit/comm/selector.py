@@ -1,0 +1,130 @@
+"""Which path an exchange takes, in chunks of which size, by how many programs: measured, else by rule.
+
+Deterministic, from nothing but what all members share. A table says what was measured; between two sizes the time
+of a candidate is interpolated in the logarithms of bytes and seconds, and the fastest one that is possible is
+taken. Outside the sizes measured, what was best at the nearest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from gfdit.comm.choice import Choice, Path, Site, Situation
+from gfdit.comm.heap import Operation
+from gfdit.comm.layout import MAX_CHUNKS
+from gfdit.comm.selector_table import SelectorTable
+
+Obstacle = Callable[[Situation, Site], str | None]
+
+# Exchanges whose parts only some members know: the same for all of them.
+_UNEVEN_PROGRAMS = 8
+# A program that pushes less than this is mostly waiting.
+_BYTES_PER_PROGRAM = 32 * 1024
+_MIN_CHUNK_BYTES = 4096
+# What rules choose from; each is another compiled variant.
+NUM_PROGRAMS = (1, 8, 32)
+
+
+class Selector:
+    """Chooses for one lane. ``obstacles`` has an entry for each path there is; None from it means possible.
+
+    Raises ValueError for a table measured with slots so small that its chunks do not suit this heap.
+    """
+
+    def __init__(self, site: Site, obstacles: Mapping[Path, Obstacle], table: SelectorTable | None = None) -> None:
+        self._site = site
+        self._obstacles = obstacles
+        self._table = table
+        self._measured: dict[tuple[Operation, int], dict[Choice, dict[int, float]]] = {}
+        for entry in table.entries if table else ():
+            _check_chunks(entry.choice, site.layout.slot_bytes)
+            candidates = self._measured.setdefault((entry.operation, entry.group_size), defaultdict(dict))
+            candidates[entry.choice][entry.num_bytes] = entry.seconds
+        self.choose = lru_cache(maxsize=1024)(self._choose)
+
+    def programs(self) -> tuple[int, ...]:
+        """Every number of programs it may choose: what has to be compiled before serving."""
+        measured = (choice.num_programs for candidates in self._measured.values() for choice in candidates)
+        return tuple(sorted({_UNEVEN_PROGRAMS, *NUM_PROGRAMS, *measured}))
+
+    def explain(self, situation: Situation) -> str:
+        """The choice with its reason, what came next, and what was not possible, in one line."""
+        choice, parts = self.choose(situation), []
+        ranking = self._ranking(situation)
+        if ranking and choice == ranking[0][1] and self._table is not None:
+            parts.append(f"{ranking[0][0] * 1e6:.1f} us by the table of {self._table.hardware}")
+            parts += [f"{other}: {seconds * 1e6:.1f} us" for seconds, other in ranking[1:3]]
+        else:
+            why = "uneven parts" if situation.num_bytes is None else "nothing measured that fits"
+            parts.append(f"by rule ({why})")
+        for path, obstacle in self._obstacles.items():
+            if reason := obstacle(situation, self._site):
+                parts.append(f"{path} is not possible: {reason}")
+        return f"{situation}: {choice}, {'; '.join(parts)}"
+
+    def _choose(self, situation: Situation) -> Choice:
+        ranking = self._ranking(situation)
+        return ranking[0][1] if ranking else self._by_rule(situation)
+
+    def _ranking(self, situation: Situation) -> list[tuple[float, Choice]]:
+        """Possible measured candidates with their predicted seconds, fastest first."""
+        candidates = self._candidates(situation)
+        if not candidates or situation.num_bytes is None:
+            return []
+        sizes = sorted({size for measured in candidates.values() for size in measured})
+        num_bytes = min(max(situation.num_bytes, sizes[0]), sizes[-1])
+        ranking = []
+        for choice, measured in candidates.items():
+            if min(measured) <= num_bytes <= max(measured) and self._is_possible(choice.path, situation):
+                ranking.append((interpolate(measured, num_bytes), choice))
+        return sorted(ranking, key=lambda pair: (pair[0], str(pair[1])))
+
+    def _candidates(self, situation: Situation) -> Mapping[Choice, dict[int, float]]:
+        """Measured at the group size nearest to the asked one, the larger of two."""
+        sizes = [size for operation, size in self._measured if operation == situation.operation]
+        if not sizes:
+            return {}
+        nearest = min(sizes, key=lambda size: (abs(math.log(size / situation.group_size)), -size))
+        return self._measured[situation.operation, nearest]
+
+    def _is_possible(self, path: Path, situation: Situation) -> bool:
+        return self._obstacles[path](situation, self._site) is None
+
+    def _by_rule(self, situation: Situation) -> Choice:
+        slot_bytes = self._site.layout.slot_bytes
+        if self._site.capability == 0:  # interpreted: one program, few chunks
+            return Choice(Path.PUSH, chunk_bytes=max(slot_bytes // 4 // 16 * 16, 16), num_programs=1)
+        if situation.num_bytes is None:
+            return Choice(Path.PUSH, push_chunk_bytes(slot_bytes, slot_bytes, MAX_CHUNKS), _UNEVEN_PROGRAMS)
+        total = situation.num_bytes * max(situation.group_size - 1, 1)
+        wanted = min(-(-total // _BYTES_PER_PROGRAM), NUM_PROGRAMS[-1])
+        num_programs = next(number for number in NUM_PROGRAMS if number >= wanted)
+        return Choice(Path.PUSH, push_chunk_bytes(slot_bytes, situation.num_bytes, num_programs), num_programs)
+
+
+def _check_chunks(choice: Choice, slot_bytes: int) -> None:
+    if 0 < choice.chunk_bytes * MAX_CHUNKS < slot_bytes or choice.chunk_bytes % 16:
+        raise ValueError(
+            f"the table's chunks of {choice.chunk_bytes} bytes do not suit slots of {slot_bytes} bytes: they must "
+            f"be multiples of 16, and at most {MAX_CHUNKS} to a slot"
+        )
+
+
+def push_chunk_bytes(slot_bytes: int, num_bytes: int, num_programs: int) -> int:
+    """Chunks so that each program has one of every slot, not too small, and no more than a line has tokens for."""
+    smallest = max(-(-slot_bytes // MAX_CHUNKS), min(_MIN_CHUNK_BYTES, slot_bytes))
+    wanted = -(-min(num_bytes, slot_bytes) // num_programs)
+    return -(-max(wanted, smallest) // 16) * 16
+
+
+def interpolate(measured: Mapping[int, float], num_bytes: int) -> float:
+    """Seconds at ``num_bytes``, which is within the sizes measured; linear between logarithms."""
+    below = max(size for size in measured if size <= num_bytes)
+    above = min(size for size in measured if size >= num_bytes)
+    if below == above:
+        return measured[below]
+    share = math.log(num_bytes / max(below, 1)) / math.log(above / max(below, 1)) if num_bytes > 1 else 0.0
+    return math.exp((1 - share) * math.log(measured[below]) + share * math.log(measured[above]))
