@@ -1,0 +1,122 @@
+"""What `gfdit profile` measures, one cell after the other, until the medians are known well enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gfdit.cli.profile_server import ProfileServer, script_between, script_on
+from gfdit.core import ParallelSpec, Shape, TaskKind
+from gfdit.core.cost_table import CostKey
+from gfdit.core.events import RequestArrived
+from gfdit.core.layouts import SINGLE
+from gfdit.observe.samples import median_error
+
+STEPS_PER_REQUEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """A median is good enough once its standard error is below ``spread``, relative to it.
+
+    At least ``min_reps`` measurements are made, and no more once there are ``max_reps``. With ``busy`` the ranks
+    that a layout leaves free run the same, as they would in a server under load.
+    """
+
+    spread: float = 0.02
+    min_reps: int = 8
+    max_reps: int = 60
+    busy: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.spread < 1:
+            raise ValueError(f"--spread must be between 0 and 1, got {self.spread}")
+        if not 2 <= self.min_reps <= self.max_reps:
+            raise ValueError(
+                f"--min-reps must be at least 2 and at most --max-reps, got {self.min_reps} and {self.max_reps}"
+            )
+
+    def suffices(self, values: Sequence[float]) -> bool:
+        enough = len(values) >= self.min_reps and median_error(values) <= self.spread
+        return enough or len(values) >= self.max_reps
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of request the model knows: the shape it makes of the one asked for, guidance, and its tasks."""
+
+    shape: Shape
+    cfg: bool
+    model: str
+    tasks: tuple[TaskKind, ...]
+    parallel: tuple[ParallelSpec, ...]
+
+    @classmethod
+    def of(cls, arrived: RequestArrived) -> Kind:
+        request, tasks = arrived.request, arrived.graph.tasks
+        denoise = next(task for task in tasks if task.kind is TaskKind.DENOISE)
+        kinds = tuple(dict.fromkeys(task.kind for task in tasks))
+        return cls(request.shape, request.cfg, request.model, kinds, denoise.candidates)
+
+    def key(self, task: TaskKind, parallel: ParallelSpec = SINGLE, batch: int = 1) -> CostKey:
+        return CostKey(self.model, task, self.shape, self.cfg, parallel, batch)
+
+    def keys(self, batches: Iterable[int]) -> list[CostKey]:
+        """Everything there is to measure of it."""
+        others = [self.key(task) for task in self.tasks if task is not TaskKind.DENOISE]
+        steps = [self.key(TaskKind.DENOISE, spec, batch) for spec in self.parallel for batch in batches]
+        return [*others, *steps]
+
+
+class Profiler:
+    """Measures cells with ``server``, which has ``num_ranks`` ranks."""
+
+    def __init__(self, server: ProfileServer, num_ranks: int, effort: Effort) -> None:
+        self.server = server
+        self.num_ranks = num_ranks
+        self.effort = effort
+
+    def explore(self, shape: Shape, cfg: bool) -> Kind | None:
+        """Send such a request through every rank, which also warms them up; None if the model has no guidance."""
+        scripts = [script_on((rank,), SINGLE) for rank in range(self.num_ranks)]
+        kind = Kind.of(self.server.run(shape, cfg, 2, scripts)[0])
+        self.forget(kind)
+        return kind if kind.cfg == cfg else None
+
+    def forget(self, kind: Kind) -> None:
+        """Drop what has been measured of ``kind``: the first time is always slow."""
+        for key in kind.keys((1,)):
+            self.server.samples.task_s.pop(key, None)
+
+    def measure(self, key: CostKey) -> None:
+        """Until the effort suffices for ``key``."""
+        is_step = key.kind is TaskKind.DENOISE
+        scripts = [
+            script_on(ranks, key.parallel, batch=key.batch > 1)
+            for ranks in self._groups(key.parallel.size)
+            for _ in range(key.batch)
+        ]
+        # Requests of a batch have to find each other first.
+        num_steps = STEPS_PER_REQUEST + key.batch if is_step else 1
+        while not self.effort.suffices(self._seconds(key)):
+            before = len(self._seconds(key))
+            self.server.run(key.shape, key.cfg, num_steps, scripts)
+            if len(self._seconds(key)) == before:
+                raise RuntimeError(f"requests of {key.shape} did not run as {key.parallel} batch {key.batch}")
+
+    def measure_copies(self, kind: Kind) -> None:
+        """Requests that change ranks at every step, as many as fit."""
+        pairs = [(first, first + 1) for first in range(0, self.num_ranks - 1, 2)]
+        scripts = [script_between(*pair) for pair in (pairs if self.effort.busy else pairs[:1])]
+        num_copies = 0
+        while num_copies < self.effort.min_reps:
+            self.server.run(kind.shape, kind.cfg, STEPS_PER_REQUEST, scripts)
+            num_copies += len(scripts)
+
+    def _seconds(self, key: CostKey) -> list[float]:
+        return self.server.samples.task_s.get(key, [])
+
+    def _groups(self, size: int) -> Iterator[tuple[int, ...]]:
+        last = self.num_ranks if self.effort.busy else size
+        for first in range(0, last - size + 1, size):
+            yield tuple(range(first, first + size))

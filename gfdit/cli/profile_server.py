@@ -1,0 +1,105 @@
+"""The server that `gfdit profile` measures: a real one, recorded, whose requests bring their own layouts."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gfdit.cli.replay import ReplayOptions, replay
+from gfdit.cli.server_process import free_port, start_server
+from gfdit.core import ParallelSpec, Shape
+from gfdit.core.events import RequestArrived
+from gfdit.observe.recording import RecordingReader
+from gfdit.observe.samples import Samples
+from gfdit.sim.trace import TraceRequest
+
+POLICY = "gfdit.policies.layout_script:LayoutScript"
+START_TIMEOUT_S = 1800.0  # a large checkpoint may come from a slow disk
+RECORDING_TIMEOUT_S = 30.0  # how far the recording may be behind the answers
+
+
+class MeasurementError(RuntimeError):
+    """A request failed; the message says which and why."""
+
+
+class ProfileServer:
+    """``samples`` has everything measured so far. ``command`` is a whole `gfdit serve` without a policy.
+
+    Raises :class:`~gfdit.cli.server_process.ServerError` if the server does not come up.
+    """
+
+    def __init__(self, command: Sequence[str], log_path: Path, request_timeout_s: float) -> None:
+        self.samples = Samples()
+        self._request_timeout_s = request_timeout_s
+        self._num_requests = 0
+        with ExitStack() as stack:
+            recording = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "recording.jsonl"
+            end = command.index("--") if "--" in command else len(command)
+            argv = [*command[:end], "--policy", POLICY, "--record", str(recording), *command[end:]]
+            server = stack.enter_context(start_server(argv, free_port(), log_path, START_TIMEOUT_S))
+            self._base_url = server.base_url
+            self._reader = stack.enter_context(RecordingReader(recording))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self, shape: Shape, cfg: bool, num_steps: int, scripts: Sequence[str]) -> list[RequestArrived]:
+        """Requests of one kind at the same time, one per script; what the engine made of them.
+
+        Raises :class:`MeasurementError` if one fails.
+        """
+        trace = []
+        for script in scripts:
+            self._num_requests += 1
+            trace.append(
+                TraceRequest(
+                    id=f"profile-{self._num_requests}",
+                    arrival_s=0.0,
+                    model="",
+                    height=shape.height,
+                    width=shape.width,
+                    num_frames=shape.num_frames,
+                    num_steps=num_steps,
+                    cfg=cfg,
+                    slo_class=script,
+                )
+            )
+        known = set(self.samples.arrived)
+        options = ReplayOptions(self._base_url, send_slo=True, request_timeout_s=self._request_timeout_s)
+        for outcome in replay(trace, options):
+            if outcome.error:
+                raise MeasurementError(f"{shape}: status {outcome.status}: {outcome.error}")
+        self._read_until_completed(len(known) + len(trace))
+        return [arrived for name, arrived in self.samples.arrived.items() if name not in known]
+
+    def _read_until_completed(self, num_requests: int) -> None:
+        deadline_s = time.monotonic() + RECORDING_TIMEOUT_S
+        while len(self.samples.completed) < num_requests:
+            self.samples.add(self._reader.entries())
+            if time.monotonic() > deadline_s:
+                raise MeasurementError("the server's recording does not tell the end of a request it has answered")
+            time.sleep(0.005)
+
+
+def script_on(ranks: Sequence[int], parallel: ParallelSpec, *, batch: bool = False) -> str:
+    """Everything of a request on ``ranks``; what is not parallel on the first of them."""
+    first = ranks[0]
+    words = [f"{task}@{first}" for task in ("encode", "prepare", "decode")]
+    words.append(f"{parallel}@{','.join(map(str, ranks))}")
+    return " ".join([*words, "batch"] if batch else words)
+
+
+def script_between(one: int, other: int) -> str:
+    """A request that changes ranks at every step."""
+    return f"encode@{one} prepare@{one} sp1@{other} sp1@{one} decode@{one}"

@@ -1,0 +1,101 @@
+"""The cost table that `gfdit profile` writes: what the file had before, and what has been measured since."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost_table import CostKey
+from gfdit.core.tasks import Shape
+from gfdit.observe.samples import UNLIMITED, Samples
+
+# For a table without a measured copy: the format wants numbers.
+NO_COPIES = (0.0, UNLIMITED)
+
+
+class ProfileTable:
+    """The file at ``path``, which may exist. ``method`` is the beginning of its ``source``.
+
+    Raises ``ValueError`` for a file of other hardware, or measured in another way.
+    """
+
+    def __init__(self, path: Path, hardware: str, method: str) -> None:
+        self.path = path
+        self.hardware = hardware
+        self.method = method
+        self.entries: dict[CostKey, CostEntry] = {}
+        self.sizes: dict[tuple[str, str, Shape, bool], ArtifactSize] = {}
+        self.migration = NO_COPIES
+        self._remarks = ""
+        if path.exists():
+            self._take_over(CostTable.load(path))
+
+    def _take_over(self, table: CostTable) -> None:
+        for name, found, here in (
+            ("hardware", table.hardware, self.hardware),
+            ("source", table.source[: len(self.method)], self.method),
+        ):
+            if found != here:
+                raise ValueError(f"{self.path} has the {name} {found!r}, this is {here!r}: choose another --out")
+        self.entries = {_key_of(entry): entry for entry in table.entries}
+        self.sizes = {(size.model, size.artifact, size.shape, size.cfg): size for size in table.artifacts}
+        self.migration = table.migration_latency_s, table.migration_bytes_per_s
+        self._remarks = table.source.removeprefix(self.method)
+
+    def missing(self, keys: Iterable[CostKey]) -> list[CostKey]:
+        return [key for key in keys if key not in self.entries]
+
+    def add(self, key: CostKey, samples: Samples) -> None:
+        """The median of what was measured under ``key``."""
+        seconds = round(statistics.median(samples.task_s[key]), 7)
+        size = (key.shape.height, key.shape.width, key.shape.num_frames)
+        degrees = (key.parallel.sp, key.parallel.cfg)
+        self.entries[key] = CostEntry(key.model, key.kind, *size, key.cfg, *degrees, key.batch, seconds)
+
+    def has_sizes(self, model: str, shape: Shape, cfg: bool) -> bool:
+        return any((size.model, size.shape, size.cfg) == (model, shape, cfg) for size in self.sizes.values())
+
+    def add_copies(self, samples: Samples) -> None:
+        """Median sizes of the artifacts that were copied, and what a copy costs."""
+        if not samples.copies:
+            return
+        found: dict[tuple[str, str, Shape, bool], list[int]] = {}
+        for copy in samples.copies:
+            request = copy.request
+            found.setdefault((request.model, copy.kind, request.shape, request.cfg), []).append(copy.num_bytes)
+        for key, values in found.items():
+            model, kind, shape, cfg = key
+            size = (shape.height, shape.width, shape.num_frames)
+            self.sizes[key] = ArtifactSize(model, kind, *size, cfg, round(statistics.median(values)))
+        latency_s, bytes_per_s = samples.copy_cost()
+        self.migration = round(latency_s, 7), round(bytes_per_s)
+
+    def remark(self, samples: Samples) -> str:
+        """What a simulation needs besides the table; also kept in its source."""
+        latency_ms, jitter = samples.dispatch_latency_s() * 1e3, samples.jitter()
+        self._remarks = f"; dispatch latency {latency_ms:.2f} ms, jitter {jitter:.3f}"
+        return f"--dispatch-latency-s {latency_ms / 1e3:.5f} --jitter {jitter:.3f}"
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        entries = tuple(sorted(self.entries.values(), key=_place))
+        sizes = tuple(self.sizes[key] for key in sorted(self.sizes))
+        table = CostTable(self.hardware, self.method + self._remarks, *self.migration, entries, sizes)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        table.save(scratch)
+        scratch.replace(self.path)
+
+
+def _key_of(entry: CostEntry) -> CostKey:
+    return CostKey(entry.model, entry.task, entry.shape, entry.cfg, entry.parallel, entry.batch)
+
+
+def _place(entry: CostEntry) -> tuple[object, ...]:
+    """By model, guidance, size and task, in the order tasks run, then from narrow to wide."""
+    order = list(type(entry.task))
+    size = (entry.shape.num_tokens, entry.height, entry.width)
+    return (entry.model, entry.cfg, size, order.index(entry.task), entry.parallel.size, entry.sp, entry.batch)

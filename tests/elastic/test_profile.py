@@ -1,0 +1,128 @@
+"""`gfdit profile` on a real server with two ranks: what it measures, what it skips, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from gfdit.cli import profile, profile_server
+from gfdit.cli.main import main
+from gfdit.cli.profile_server import ProfileServer
+from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
+from gfdit.core.cost_table import CostTable, TableCostModel
+
+pytestmark = pytest.mark.timeout(300)
+FLAGS = ["--", "--dtype", "float32", "--enforce-eager"]
+QUICK = ["--spread", "0.9", "--min-reps", "2", "--max-reps", "2"]
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileServer]:
+    arguments = argparse.Namespace(model=str(model), ranks=2, model_name="tiny", passthrough=FLAGS[1:])
+    log = tmp_path_factory.mktemp("profile") / "log"
+    with ProfileServer(profile.server_command(arguments), log, 60) as server:
+        yield server
+
+
+@pytest.fixture
+def command(server: ProfileServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A quick profile that finds the server running already."""
+    monkeypatch.setattr(profile_server, "ProfileServer", lambda *args: nullcontext(server))
+    return ["profile", str(model), "--ranks", "2", "--out", str(tmp_path / "c.json"), *QUICK]
+
+
+def test_everything_is_measured_once(command: list[str], server: ProfileServer, tmp_path: Path) -> None:
+    assert main([*command, "--shape", "64x64", "--batch", "1", "2", *FLAGS]) == 0
+    table = CostTable.load(tmp_path / "c.json")
+    found = {(e.task, e.cfg, str(e.parallel), e.batch) for e in table.entries}
+    assert len(found) == len(table.entries)
+    others = {(kind, cfg, "sp1", 1) for kind in TaskKind if kind is not TaskKind.DENOISE for cfg in (False, True)}
+    steps = {("sp1", False), ("sp2", False), ("sp1", True), ("sp2", True), ("cfg2xsp1", True)}
+    assert found == others | {(TaskKind.DENOISE, cfg, spec, batch) for spec, cfg in steps for batch in (1, 2)}
+    assert 0.0001 < table.migration_latency_s < 1
+    sizes = {(size.artifact, size.cfg): size.num_bytes for size in table.artifacts}
+    latents_bytes = 4 * 4 * 64 * 4  # tokens of 16 x 16 pixels, channels, float32
+    assert latents_bytes < sizes["latents", False] < 20 * latents_bytes
+    assert sizes["conditioning", True] > sizes["conditioning", False]
+
+    request = Request("r", "tiny", Shape(64, 64), 1, 0.0)
+    step = TaskView.of(request, trajectory("r", 1, (ParallelSpec(1), ParallelSpec(2))).tasks[2])
+    cost = TableCostModel(table)
+    assert [spec.sp for spec in cost.candidates(step)] == [1, 2]
+    assert cost.task_s(step, ExecutionLayout((0,)), batch=2) > 0
+
+    # Once more: nothing is measured again, unless a size is new.
+    before = (tmp_path / "c.json").read_bytes()
+    num_requests = len(server.samples.arrived)
+    assert main([*command, "--shape", "64x64", "--batch", "1", "2", *FLAGS]) == 0
+    explored = 2 * 2
+    assert len(server.samples.arrived) == num_requests + explored
+    assert CostTable.load(tmp_path / "c.json").entries == table.entries
+    assert main([*command, "--shape", "64x64", "64x96", "--cfg", "off", *FLAGS]) == 0
+    longer = CostTable.load(tmp_path / "c.json")
+    assert set(table.entries) < set(longer.entries)
+    new = {(entry.width, entry.cfg, entry.batch) for entry in set(longer.entries) - set(table.entries)}
+    assert new == {(96, False, 1)} and before != (tmp_path / "c.json").read_bytes()
+
+
+def test_an_interrupted_profile_keeps_what_it_has(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = ProfileServer.run
+    runs = []
+
+    def interrupted(self: ProfileServer, *args: object) -> object:
+        runs.append(args)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        return original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ProfileServer, "run", interrupted)
+    assert main([*command, "--shape", "64x64", "--cfg", "off", *FLAGS]) == profile.INTERRUPTED
+    kept = CostTable.load(tmp_path / "c.json").entries
+    assert 0 < len(kept) < 5
+    assert f"keeps {len(kept)} entries" in capsys.readouterr().err
+    assert main([*command, "--shape", "64x64", "--cfg", "off", *FLAGS]) == 0
+    assert set(kept) < set(CostTable.load(tmp_path / "c.json").entries)
+
+
+def test_a_table_of_other_hardware_is_not_mixed_with_this(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gfdit.sim.published_costs import qwen_image_h20
+
+    qwen_image_h20().save(tmp_path / "c.json")
+    assert main([*command, *FLAGS]) == 2
+    assert "has the hardware '8 x NVIDIA H20', this is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--shape", "64"], "'64' is not of the form HEIGHTxWIDTH"),
+        (["--shape", "0x64"], "'0x64' is not of the form HEIGHTxWIDTH"),
+        (["--shape", "64x64x5"], "only images can be measured yet"),
+        (["--cfg", "maybe"], "choose from"),
+        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--ranks", "0"], "--ranks must be at least 1, got 0"),
+        (["--spread", "0"], "--spread must be between 0 and 1, got 0.0"),
+        (["--min-reps", "1"], "--min-reps must be at least 2"),
+        (["--min-reps", "9", "--max-reps", "4"], "at most --max-reps, got 9 and 4"),
+    ],
+)
+def test_mistakes(
+    wrong: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", str(model), "--ranks", "2", "--out", str(tmp_path / "c.json"), *wrong]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gfdit profile: error: ") and message in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "./no-model", "--ranks", "2", "--out", str(tmp_path / "c.json")]) == 2
+    assert "there is no checkpoint directory ./no-model" in capsys.readouterr().err
