@@ -73,9 +73,7 @@ class CalibratedCostModel:
         except UnknownCostError:
             return
         for level in levels:
-            before = self._calibration.ratio(level, self.trusted_count)
-            self._calibration.add(level, seconds / reference_s)
-            if self._calibration.ratio(level, self.trusted_count) != before:
+            if self._calibration.add(level, seconds / reference_s, self.trusted_count):
                 self._seconds.clear()
 
     def _corrected_s(self, key: tuple[Any, ...], request_id: str) -> float:

@@ -52,13 +52,18 @@ class Calibration:
     def measured(self) -> Mapping[Hashable, Measured]:
         return MappingProxyType(self._measured)
 
-    def add(self, key: Hashable, ratio: float) -> None:
-        """Take ``ratio`` = measured / expected in; one that is not positive and finite is dropped."""
+    def add(self, key: Hashable, ratio: float, at_least: int = 1) -> bool:
+        """Take ``ratio`` = measured / expected in; one that is not positive and finite is dropped.
+
+        Says whether ``self.ratio(key, at_least)`` has changed.
+        """
         if not (math.isfinite(ratio) and ratio > 0):
-            return
+            return False
         if (entry := self._measured.get(key)) is None:
             entry = self._measured[key] = Measured()
+        before = entry.ratio
         entry.add(ratio)
+        return entry.count == at_least or (entry.count > at_least and entry.ratio != before)
 
     def ratio(self, key: Hashable, at_least: int = 1) -> float | None:
         """The ratio under ``key`` once it rests on ``at_least`` measurements."""

@@ -197,7 +197,7 @@ class ControlPlane:
                 self._out.extend(self.state.finish_task(record, task, dispatch))
             elif record.ending is None:
                 record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
-        for request_id in dict.fromkeys(task.request_id for task in dispatch.tasks):
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
             self._settle(self.state.requests[request_id])
         return True
 
@@ -302,15 +302,14 @@ class ControlPlane:
             self._end(self.state.requests[request_id], cmd.FailRequest(request_id, str(error)))
 
     def _dispatch(self, dispatch: Dispatch) -> None:
+        layout = dispatch.layout
         views = tuple([self.state.ready.by_id[name] for name in dispatch.tasks])
         tasks = tuple([self.state.task(name) for name in dispatch.tasks])
-        busy_until_s = self._now_s + self.cost.task_s(views[0], dispatch.layout, len(tasks))
-        migrations = [
-            self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, dispatch.layout)
-        ]
+        busy_until_s = self._now_s + self.cost.task_s(views[0], layout, len(tasks))
+        migrations = [self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, layout)]
         if migrations:
-            busy_until_s += sum(self.cost.migration_s(view, dispatch.layout) for view in views)
-        layout, consumes = dispatch.layout, self._consumed(tasks)
+            busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
+        consumes = tuple([name for task in tasks for name in self.state.last_reads(task)])
         record = DispatchRecord(self._new_id(), tasks, views, layout, set(layout.ranks), consumes)
         for task in tasks:
             owner = self.state.requests[task.request_id]
@@ -325,11 +324,6 @@ class ControlPlane:
         self.migrations[migration.migration_id] = set(migration.ranks)
         self._out.append(migration)
         return migration
-
-    def _consumed(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        return tuple(
-            name for task in tasks for name in task.inputs if self.state.artifact(task, name).readers == 1
-        )
 
     def _new_id(self) -> int:
         self._next_id += 1

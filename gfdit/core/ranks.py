@@ -18,6 +18,7 @@ class RankPool:
         self.present = {rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)}
         self.lost: dict[int, RankRecord] = {}
         self.views = {rank.id: _view(rank) for rank in self.present.values()}
+        self._free_views = dict(self.views)  # of ranks that are free, which change most and always into the same
         self._free = list(self.present)
         self._in_order: tuple[RankView, ...] | None = None
         self._free_in_order: tuple[int, ...] | None = None
@@ -57,7 +58,8 @@ class RankPool:
         rank = self.present[rank_id]
         rank.clear()
         insort(self._free, rank_id)
-        self._refresh(rank)
+        self.views[rank_id] = self._free_views[rank_id]
+        self._in_order = self._free_in_order = None
 
     def drop(self, rank_id: int) -> None:
         rank = self.lost[rank_id] = self.present.pop(rank_id)

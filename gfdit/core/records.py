@@ -96,7 +96,8 @@ class RequestRecord:
         )
 
     def task_view(self, task: Task) -> TaskView:
-        held = tuple([(name, tuple(sorted(self.artifacts[name].holders))) for name in task.inputs])
+        artifacts = self.artifacts
+        held = tuple([(name, tuple(sorted(artifacts[name].holders))) for name in task.inputs])
         return TaskView.of(self.request, task, held)
 
     def materialize(self, name: str, layout: ExecutionLayout, holders: set[int]) -> None:

@@ -14,7 +14,7 @@ from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import RequestView, SchedulerView
 from gfdit.core.ranks import RankPool
 from gfdit.core.ready import ReadyTasks
-from gfdit.core.records import ArtifactRecord, ArtifactState, DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
@@ -57,9 +57,6 @@ class ClusterState:
     def task(self, task_id: str) -> Task:
         return self.requests[self.ready.by_id[task_id].request_id].offered[task_id]
 
-    def artifact(self, task: Task, name: str) -> ArtifactRecord:
-        return self.requests[task.request_id].artifacts[name]
-
     def offer_ready(self, record: RequestRecord) -> None:
         """Make every unblocked task ready."""
         for task in record.unblocked:
@@ -82,8 +79,9 @@ class ClusterState:
         holder, then any. The copies become holders at once: the task that needs them waits for them.
         """
         moves = []
+        artifacts = self.requests[task.request_id].artifacts
         for name in task.inputs:
-            art = self.artifact(task, name)
+            art = artifacts[name]
             if art.holders.issuperset(layout.ranks):
                 continue
             newcomers = tuple(rank for rank in layout.ranks if rank not in art.holders)
@@ -93,6 +91,11 @@ class ClusterState:
             moves.append((name, source, newcomers))
             art.holders.update(newcomers)
         return moves
+
+    def last_reads(self, task: Task) -> list[str]:
+        """The inputs of ``task`` that no other task has still to read."""
+        artifacts = self.requests[task.request_id].artifacts
+        return [name for name in task.inputs if artifacts[name].readers == 1]
 
     # Dispatches
 
@@ -128,8 +131,8 @@ class ClusterState:
             art.readers -= 1
             if art.readers == 0:
                 art.state = ArtifactState.FREED
-                if left := tuple(sorted(art.holders - (members if name in dispatch.consumes else set()))):
-                    freed.append(cmd.FreeArtifacts(left, (name,)))
+                if left := art.holders - members if name in dispatch.consumes else art.holders:
+                    freed.append(cmd.FreeArtifacts(tuple(sorted(left)), (name,)))
                 art.holders = set()
         del record.offered[task.id]
         record.num_finished += 1

@@ -117,31 +117,20 @@ def trajectory(
     by that step. With ``prepare=False`` encoding also makes the initial latents (pipelines that fuse both).
     """
 
-    def name(part: str) -> str:
-        return f"{request_id}/{part}"
-
-    conditioning, first = name("conditioning"), name("latents/0")
-
-    def task(
-        kind: TaskKind,
-        step: int,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        specs: tuple[ParallelSpec, ...] = (SINGLE,),
-    ) -> Task:
-        suffix = f"{kind}/{step}" if kind is TaskKind.DENOISE else str(kind)
-        return Task(name(suffix), request_id, kind, step, inputs, outputs, specs)
-
+    conditioning = f"{request_id}/conditioning"
+    latents = [f"{request_id}/latents/{step}" for step in range(num_steps + 1)]
+    encode = f"{request_id}/encode"
     if prepare:
         tasks = [
-            task(TaskKind.ENCODE, 0, (), (conditioning,)),
-            task(TaskKind.PREPARE, 0, (conditioning,), (first,)),
+            Task(encode, request_id, TaskKind.ENCODE, 0, (), (conditioning,)),
+            Task(f"{request_id}/prepare", request_id, TaskKind.PREPARE, 0, (conditioning,), (latents[0],)),
         ]
     else:
-        tasks = [task(TaskKind.ENCODE, 0, (), (conditioning, first))]
+        tasks = [Task(encode, request_id, TaskKind.ENCODE, 0, (), (conditioning, latents[0]))]
+    denoise, prefix = TaskKind.DENOISE, f"{request_id}/denoise/"
     for step in range(num_steps):
-        reads, writes = name(f"latents/{step}"), name(f"latents/{step + 1}")
-        tasks.append(task(TaskKind.DENOISE, step, (conditioning, reads), (writes,), denoise_candidates))
-    last = name(f"latents/{num_steps}")
-    tasks.append(task(TaskKind.DECODE, 0, (conditioning, last), (), decode_candidates))
+        reads, writes = (conditioning, latents[step]), (latents[step + 1],)
+        tasks.append(Task(f"{prefix}{step}", request_id, denoise, step, reads, writes, denoise_candidates))
+    reads = (conditioning, latents[num_steps])
+    tasks.append(Task(f"{request_id}/decode", request_id, TaskKind.DECODE, 0, reads, (), decode_candidates))
     return TaskGraph(request_id, tuple(tasks))
