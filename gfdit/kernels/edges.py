@@ -30,6 +30,7 @@ from gfdit.kernels.memory import (
     load_acquire_block,
     now_ns,
     store_release,
+    store_release_block,
     word_pointer,
 )
 
@@ -180,12 +181,23 @@ def abort_marks(lane, rank, peers, mask, PTX: tl.constexpr):
 
 
 @triton.jit
-def await_words(lane, addresses, expected, wanted, rank, peers, members, operation, PTX: tl.constexpr):
+def await_words(
+    lane,
+    addresses,
+    expected,
+    wanted,
+    rank,
+    peers,
+    members,
+    operation,
+    PTX: tl.constexpr,
+    EXACT: tl.constexpr = True,
+):
     """Wait until each word at ``addresses`` (block) is no longer behind ``expected``; False after a failure.
 
     ``wanted`` says which elements count, ``peers`` whom each waits for. Ends early if any edge shared with a
     ``peers`` element that is in ``members`` is aborted, if another program has failed, or after the timeout.
-    A word that is neither behind nor equal is a mismatch.
+    With ``EXACT``, a word that is neither behind nor equal is a mismatch.
     """
     observed = load_acquire_block(addresses, wanted, PTX)
     waiting = wanted & is_behind(observed, expected)
@@ -200,7 +212,7 @@ def await_words(lane, addresses, expected, wanted, rank, peers, members, operati
         polls += 1
         if polls % LOOK_AROUND == 0:
             stop = look_around(lane, clock, deadline, rank, peers, members, PTX)
-    wrong = wanted & (observed != expected) & (is_behind(observed, expected) == 0)
+    wrong = wanted & (observed != expected) & (is_behind(observed, expected) == 0) & EXACT
     return conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX)
 
 
@@ -221,8 +233,8 @@ def look_around(lane, clock, deadline, rank, peers, members, PTX: tl.constexpr):
 def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX: tl.constexpr):
     """Report how a wait ended, of all programs, unless it ended well; returns whether it did.
 
-    ``stop`` is from ``look_around``; ``waiting`` and ``wrong`` say which of ``peers`` were not heard from and which
-    sent another token than ``expected``.
+    ``stop`` is from ``look_around``; ``waiting`` and ``wrong`` say which of ``peers`` were not heard from and
+    which sent another token than ``expected``.
     """
     if tl.sum(wrong.to(tl.int32)) > 0:
         stop = 2
@@ -243,6 +255,22 @@ def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, member
 
 
 @triton.jit
+def await_credit(lane, rank, peers, mask, published, operation, PTX: tl.constexpr):
+    """Before the next instance is published: wait until ``peers`` (block) have consumed all but one before it.
+
+    After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. False after a failure.
+    """
+    edges = word_pointer(edge_state(lane, peers))
+    consumed = tl.load(edges + EDGE_CONSUMED, mask=mask, other=0, volatile=True)
+    generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0, volatile=True)
+    needed = published - 1
+    expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, needed)
+    words = line(lane, rank, peers) + _CREDIT_WORD * 8
+    short = mask & (needed > consumed)
+    return await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False)
+
+
+@triton.jit
 def usable(lane, peers, mask):
     """False if an edge needs a reset: then a launch must not touch any of its edges."""
     broken = tl.load(word_pointer(edge_state(lane, peers)) + EDGE_BROKEN, mask=mask, other=0, volatile=True)
@@ -250,18 +278,29 @@ def usable(lane, peers, mask):
 
 
 @triton.jit
-def finish(lane, peers, mask, published, observed, consumed, NUM_PROGRAMS: tl.constexpr):
+def finish(
+    lane,
+    peers,
+    mask,
+    published,
+    observed,
+    consumed,
+    num_programs,
+    CREDIT: tl.constexpr = False,
+    PTX: tl.constexpr = False,
+):
     """Called once by every program, at its end: the last one advances the counters of ``peers`` (block).
 
     ``published`` and ``observed`` are how many instances the launch used; ``consumed`` is the new count of
     instances known to be consumed by each peer. After a failure the edges are marked as broken instead.
+    ``CREDIT``, with ``PTX``: tell the peers what was observed, as the receiver of a one-way instance must.
     """
     state = word_pointer(tl.load(lane + LANE_STATE))
     last = 1
-    if NUM_PROGRAMS > 1:
-        tl.debug_barrier()
+    tl.debug_barrier()
+    if num_programs > 1:
         ticket = tl.atomic_add(state + STATE_TICKET, tl.full((), 1, tl.int64), sem="acq_rel")
-        last = (ticket == NUM_PROGRAMS - 1).to(tl.int32)
+        last = (ticket == num_programs - 1).to(tl.int32)
     if last == 1:
         edges = word_pointer(edge_state(lane, peers))
         failed = tl.load(state + STATE_FAILED, volatile=True)
@@ -273,6 +312,12 @@ def finish(lane, peers, mask, published, observed, consumed, NUM_PROGRAMS: tl.co
             before = tl.load(edges + EDGE_OBSERVED, mask=mask)
             tl.store(edges + EDGE_OBSERVED, before + observed, mask=mask)
             tl.store(edges + EDGE_CONSUMED, consumed, mask=mask)
+            if CREDIT:
+                generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0)
+                digests = tl.full(peers.shape, _CREDIT_DIGEST, tl.int64)
+                credits = make_token(digests, generations, before + observed)
+                words = line(lane, peers, tl.load(lane + LANE_RANK)) + _CREDIT_WORD * 8
+                store_release_block(words, credits, mask, PTX)
         tl.debug_barrier()
         tl.store(state + STATE_FAILED, tl.full((), 0, tl.int64))
         tl.store(state + STATE_TICKET, tl.full((), 0, tl.int64))

@@ -101,6 +101,50 @@ def store_release_block(addresses, words, mask, PTX: tl.constexpr):
 
 
 @triton.jit
+def load_relaxed_block(addresses, mask, PTX: tl.constexpr):
+    """A block of words, each loaded as a whole and in no order; 0 where ``mask`` is false."""
+    if PTX:
+        words = tl.inline_asm_elementwise(
+            """{
+            .reg .pred wanted;
+            setp.ne.s32 wanted, $2, 0;
+            mov.b64 $0, 0;
+            @wanted ld.relaxed.sys.global.b64 $0, [$1];
+            }""",
+            "=&l,l,r",
+            [addresses, mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        words = tl.atomic_add(word_pointer(addresses), addresses * 0, mask=mask, sem="relaxed", scope="sys")
+        words = tl.where(mask, words, 0)
+    return words
+
+
+@triton.jit
+def store_relaxed_block(addresses, words, mask, PTX: tl.constexpr):
+    """Store a block of words, each as a whole and in no order, where ``mask`` is true."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred wanted;
+            setp.ne.s32 wanted, $3, 0;
+            @wanted st.relaxed.sys.global.b64 [$1], $2;
+            mov.b64 $0, $2;
+            }""",
+            "=l,l,l,r",
+            [addresses, words, mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.atomic_xchg(word_pointer(addresses), words, mask=mask, sem="relaxed", scope="sys")
+
+
+@triton.jit
 def now_ns(clock, PTX: tl.constexpr):
     """Nanoseconds: the device's timer, or the word at ``clock``, which a thread of the host keeps up to date."""
     if PTX:
