@@ -11,6 +11,7 @@ from gfdit.core import Request
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import TableCostModel
 from gfdit.sim.graphs import GraphBuilder
+from gfdit.sim.options import SimulationOptions
 from gfdit.sim.programme import Programme
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.work import Part, parts_of
@@ -54,8 +55,8 @@ def attainment_bound(
     solution. What a real schedule has to respect besides, whole tasks, their order, migrations, dispatch latency
     and lost or slow ranks, only takes solutions away. A batch of ``b`` tasks counts as a degree that uses 1/b of
     its ranks for each of them. Dropping the degrees that a mixture of others beats changes nothing, and joining
-    neighbouring intervals until ``max_intervals`` are left only adds solutions. Not covered is jitter: a task
-    may then be faster than the table says.
+    neighbouring intervals until ``max_intervals`` are left only adds solutions. It does not cover tasks that are
+    faster than the table says: see :func:`check_bounded`.
 
     With ``time_limit_s`` 0 the choice may be fractional and the optimum is rounded down: the same on every
     machine. Otherwise HiGHS gets that many seconds to solve the mixed-integer programme and its dual bound
@@ -84,6 +85,14 @@ def attainment_bound(
             bound = min(bound, programme.solve(time_limit_s).bound)
         num_met += math.floor(bound + 1e-6)
     return AttainmentBound(num_met, len(requests))
+
+
+def check_bounded(options: SimulationOptions) -> None:
+    """Raise ``ValueError`` if tasks may be faster than the cost table says, so that there is no bound."""
+    if options.jitter:
+        raise ValueError("there is no upper bound with jitter: tasks may be faster than the cost table says")
+    if any(slow.factor < 1 for slow in options.slow_ranks):
+        raise ValueError("there is no upper bound with ranks that are faster than the cost table says")
 
 
 def _add_request(programme: Programme, overlaps_s: Mapping[int, float], parts: Sequence[Part]) -> None:

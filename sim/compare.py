@@ -14,8 +14,9 @@ from gfdit.core import Policy
 from gfdit.core.cost_file import CostTable
 from gfdit.core.policy_loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
+from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
-from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, SimulationRun, Simulator, Status
+from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
 
 NAMED = 5  # requests named in a complaint; more are counted

@@ -10,10 +10,10 @@ from typing import Any
 
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import TableCostModel
-from gfdit.sim.bound import attainment_bound
+from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import Estimate, estimate
-from gfdit.sim.simulator import SimulationOptions
+from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 
@@ -83,8 +83,8 @@ class Grid:
         labels = [policy.label for policy in self.policies]
         if again := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"policy {again[0]!r} is there twice")
-        if self.bound and self.options.jitter:
-            raise ValueError("there is no upper bound with jitter: tasks may be faster than the cost table says")
+        if self.bound:
+            check_bounded(self.options)
 
     def points(self) -> list[Point]:
         return [Point(*values) for values in product(self.workloads, self.loads, self.per_min, self.slo_scales)]

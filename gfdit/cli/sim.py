@@ -12,10 +12,12 @@ from typing import Any
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.core.cost_file import CostTable
 from gfdit.observe.timeline import Span, read_timeline
+from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.options import SimulationOptions
+from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe
-from gfdit.sim.simulator import SimulationOptions
 from gfdit.sim.trace import TraceRequest, read_trace
 
 
@@ -46,6 +48,23 @@ def add_simulation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dispatch-latency-s", type=float, default=0.0, help="from a decision to its task's start"
     )
+    parser.add_argument(
+        "--run-ahead",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="1: the next step is queued behind the running one",
+    )
+    parser.add_argument(
+        "--fail-rank", action="append", default=[], metavar="RANK@TIME_S[+DOWN_S]", help="lose a rank; repeat"
+    )
+    parser.add_argument(
+        "--slow-rank",
+        action="append",
+        default=[],
+        metavar="RANK@FACTOR[:FROM_S-TO_S]",
+        help="slow one down; repeat",
+    )
     parser.add_argument("--check", action="store_true", help="check all bookkeeping after every event (slow)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
 
@@ -55,9 +74,19 @@ def simulation_options(args: argparse.Namespace) -> SimulationOptions:
         raise ValueError(f"--grace-s must be a non-negative number, got {args.grace_s}")
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {args.jobs}")
-    if args.bound and args.jitter:
-        raise ValueError("--bound does not go with --jitter: tasks may be faster than the cost table says")
-    return SimulationOptions(args.ranks, args.dispatch_latency_s, args.jitter, args.seed, args.check)
+    options = SimulationOptions(
+        args.ranks,
+        dispatch_latency_s=args.dispatch_latency_s,
+        jitter=args.jitter,
+        seed=args.seed,
+        check_every_event=args.check,
+        run_ahead=args.run_ahead,
+        failures=tuple(map(RankFailure.parse, args.fail_rank)),
+        slow_ranks=tuple(map(SlowRank.parse, args.slow_rank)),
+    )
+    if args.bound:
+        check_bounded(options)
+    return options
 
 
 def num_processes(args: argparse.Namespace) -> int:
@@ -117,8 +146,6 @@ def _simulate(jobs: Sequence[Job], args: argparse.Namespace) -> list[tuple[Outco
 
 
 def _bounds(trace: Sequence[TraceRequest], table: CostTable, num_ranks: int, grace_s: float) -> dict[str, float]:
-    from gfdit.sim.bound import attainment_bound
-
     bound = partial(attainment_bound, trace, table, num_ranks=num_ranks)
     return {
         "slo_attainment": bound().attainment,

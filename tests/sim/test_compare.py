@@ -158,8 +158,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+SIM = ("sim", "--trace", "t.jsonl", "--costs", "c.json", "--ranks", "2", "--jobs", "1")
+
+
 def sim(*args: str) -> int:
-    return cli.main(["sim", "--trace", "t.jsonl", "--costs", "c.json", "--ranks", "2", "--jobs", "1", *args])
+    return cli.main([*SIM, *args])
 
 
 def sweep(*args: str) -> int:
@@ -188,6 +191,21 @@ def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert {key: results["fcfs"][key] for key in one} == one
     bound = results["fcfs"]["upper_bound"]
     assert 1.0 >= bound["slo_attainment_grace"] >= bound["slo_attainment"] >= one["slo_attainment"]
+
+
+def test_what_is_simulated_besides(here: Path) -> None:
+    for name, options in (
+        ("plain", []),
+        ("slow", ["--slow-rank", "0@4"]),
+        ("failing", ["--fail-rank", "1@0.6+100"]),
+        ("late", ["--dispatch-latency-s", "0.5"]),
+        ("ahead", ["--dispatch-latency-s", "0.5", "--run-ahead", "1"]),
+    ):
+        cli.main([*SIM, "--policy", "fcfs", "--json", f"{name}.json", *options])
+    results = {path.stem: json.loads(path.read_text()) for path in here.glob("*.json") if path.stem != "c"}
+    means_s = {name: result["mean_latency_s"] for name, result in results.items()}
+    assert means_s["plain"] < means_s["ahead"] < means_s["late"] and means_s["plain"] < means_s["slow"]
+    assert results["failing"]["num_completed"] < 3 or means_s["failing"] > means_s["plain"]
 
 
 def test_an_argument_belongs_to_the_policy_before_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +247,15 @@ def test_sweep_prints_means_and_draws(here: Path, capsys: pytest.CaptureFixture[
         (sim, ["--policy", "fcfs", "--policy", "fcfs"], "--policy fcfs is there twice"),
         (sim, [*WIDE, "--policy", "fcfs", "--timeline", "l.json"], "--timeline is of a single --policy"),
         (sim, ["--policy", "fcfs", "--jobs", "0"], "--jobs must be at least 1, got 0"),
-        (sim, ["--policy", "fcfs", "--bound", "--jitter", "0.1"], "--bound does not go with --jitter"),
+        (sim, ["--policy", "fcfs", "--bound", "--jitter", "0.1"], "there is no upper bound with jitter"),
+        (
+            sim,
+            ["--policy", "fcfs", "--bound", "--slow-rank", "0@0.5"],
+            "no upper bound with ranks that are faster",
+        ),
+        (sim, ["--policy", "fcfs", "--slow-rank", "0@"], "a slow rank must be RANK@FACTOR or"),
+        (sim, ["--policy", "fcfs", "--fail-rank", "7@1"], "rank 7"),
+        (sim, ["--policy", "fcfs", "--run-ahead", "2"], "--run-ahead: invalid choice: 2"),
         (sim, ["--policy", "fcfs", "--policy", "no-such"], "unknown policy 'no-such', known: "),
         (sweep, ["--policy", "fcfs", "--load", "0.5;1"], "--load takes numbers with commas"),
         (sweep, ["--policy", "fcfs", "--load", "-1"], "load must be a positive number, got -1"),
