@@ -78,6 +78,15 @@ class GroupFreeComm:
         """
         return make_group(ranks, rank=self.rank, world_size=self.world_size, session=self._heap.session)
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor in this rank's part of the heap: collectives need not stage it.
+
+        Either all members of a group pass such a tensor as the input (or the output) of a collective, or none.
+        Its memory is used again once no tensor views it. Raises ValueError when the heap's ``scratch_bytes`` are
+        used up.
+        """
+        return self._heap.tensors.empty(shape, dtype)
+
     def barrier(self, group: Group) -> None:
         """Returns once every member has entered."""
         self._check_member(group)

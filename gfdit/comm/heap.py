@@ -18,6 +18,7 @@ from gfdit.comm.layout import SegmentLayout
 
 if TYPE_CHECKING:
     from gfdit.comm.heads import HeadExchange
+    from gfdit.comm.heap_tensors import HeapTensors
     from gfdit.comm.selector_table import SelectorTable
 
 
@@ -103,6 +104,9 @@ class SymmetricHeap(Protocol):
     def lanes(self) -> tuple[str, ...]: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def tensors(self) -> HeapTensors:
+        """Where tensors of this rank's segment come from."""
 
     def base_pointer(self, rank: int) -> int:
         """Address, in this process, of the first byte of ``rank``'s segment."""

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from gfdit.comm.futex import default_waiter
+from gfdit.comm.heap_tensors import HeapTensors
 from gfdit.comm.host_transport import HostTransport
 from gfdit.comm.layout import SegmentLayout
 from gfdit.comm.memory_order import memory_fence
@@ -51,6 +52,7 @@ class HeapDescriptor:
     scratch_bytes: int
     low_latency_bytes: int = 0
     export_bytes: int = 0
+    multicast_bytes: int = 0
 
     @property
     def layout(self) -> SegmentLayout:
@@ -61,6 +63,7 @@ class HeapDescriptor:
             self.scratch_bytes,
             self.low_latency_bytes,
             self.export_bytes,
+            self.multicast_bytes,
         )
 
     def to_json(self) -> str:
@@ -97,17 +100,18 @@ class SharedMemoryHeap:
         scratch_bytes: int = 0,
         low_latency_bytes: int = 0,
         export_bytes: int = 0,
+        multicast_bytes: int = 0,
     ) -> HeapDescriptor:
         """Reserve the memory for ``world_size`` ranks; the caller owns it and must ``unlink`` the descriptor.
 
         ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair. The host
-        transport needs no ``low_latency_bytes`` and ``export_bytes``; kernels do.
+        transport needs no ``low_latency_bytes``, ``export_bytes`` and ``multicast_bytes``; kernels do.
         Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
         """
         if len(set(lanes)) != len(lanes):
             raise ValueError(f"lane names must differ, got {tuple(lanes)}")
         session = secrets.randbits(63)
-        sizes = (slot_bytes, scratch_bytes, low_latency_bytes, export_bytes)
+        sizes = (slot_bytes, scratch_bytes, low_latency_bytes, export_bytes, multicast_bytes)
         descriptor = HeapDescriptor("", session, world_size, tuple(lanes), *sizes)
         layout = descriptor.layout
         directory = _directory()
@@ -136,6 +140,7 @@ class SharedMemoryHeap:
         self._map = mmap.mmap(self._fd, self.layout.segment_bytes * descriptor.world_size)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._words = memoryview(self._map).cast("B").cast("Q")
+        self.tensors = HeapTensors(lambda: self.scratch(rank), descriptor.scratch_bytes)
 
     @property
     def rank(self) -> int:
@@ -167,7 +172,8 @@ class SharedMemoryHeap:
     def segment(self, rank: int) -> torch.Tensor:
         """All of ``rank``'s segment, uint8; drop every view before ``close``."""
         size = self.layout.segment_bytes
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=rank * size)
+        # Unlike a tensor over the map itself, this one keeps the map from being closed.
+        return torch.frombuffer((ctypes.c_uint8 * size).from_buffer(self._map, rank * size), dtype=torch.uint8)
 
     def scratch(self, rank: int) -> torch.Tensor:
         """``rank``'s scratch region, uint8 of ``scratch_bytes``; drop every view before ``close``."""

@@ -42,8 +42,11 @@ def guarded(comm: GroupFreeComm, fn: Callable[..., Any], args: tuple[Any, ...]) 
 class World:
     """Ranks as separate processes that may die, be started again, or use an altered heap class."""
 
-    def __init__(self, world_size: int, *, slot_bytes: int = 4096, lanes: Sequence[str] = DEFAULT_LANES) -> None:
-        self.descriptor = SharedMemoryHeap.create(world_size, slot_bytes=slot_bytes, lanes=lanes)
+    def __init__(
+        self, world_size: int, *, slot_bytes: int = 4096, lanes: Sequence[str] = DEFAULT_LANES, **sizes: int
+    ) -> None:
+        """``sizes``: of the other areas, as ``SharedMemoryHeap.create`` takes them."""
+        self.descriptor = SharedMemoryHeap.create(world_size, slot_bytes=slot_bytes, lanes=lanes, **sizes)
         self._context = multiprocessing.get_context(START_METHOD)
         self._context.set_forkserver_preload(["gfdit.comm"])
         self._ranks: dict[int, tuple[Any, Any]] = {}
