@@ -12,12 +12,13 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak soak-comm lint format types clean
+.PHONY: help setup demo test models soak soak-comm lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
 	@echo "make test    lint, types and tests (sets everything up)"
 	@echo "make setup   only the environment, in $(VENV)"
+	@echo "make models  check the models of the collectives' protocol (needs spin and gcc)"
 	@echo "make soak    $(SOAK_REQUESTS) requests on random layouts, some abandoned"
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make lint format types clean"
@@ -33,6 +34,9 @@ demo: setup
 
 test: lint types
 	@$(BIN)/python -m pytest
+
+models: setup
+	@$(BIN)/python tools/check_models.py
 
 soak: setup
 	@$(BIN)/python -m pytest tests/elastic/test_soak.py --soak-requests $(SOAK_REQUESTS) --timeout 3600
