@@ -19,19 +19,19 @@ def copy_bytes(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constex
     elif WIDTH == 4:
         _copy_elements(target, source, whole // 4, tl.int32, BLOCK // 4)
     else:
-        _copy_elements(target, source, whole, tl.int8, BLOCK)
+        # As many elements a turn as above: each costs a thread the registers of two addresses.
+        _copy_elements(target, source, whole, tl.int8, BLOCK // 4)
     if WIDTH > 1:
         if num_bytes > whole:
             _copy_elements(target + whole, source + whole, num_bytes - whole, tl.int8, WIDTH)
 
 
 @triton.jit
-def copy_share(
-    target, source, num_bytes, program, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NUM_PROGRAMS: tl.constexpr
-):
+def copy_share(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """This program's share of a copy within the rank; nothing if the bytes are in their place already."""
-    share = (num_bytes + NUM_PROGRAMS * WIDTH - 1) // (NUM_PROGRAMS * WIDTH) * WIDTH
-    begin = program * share
+    pieces = tl.num_programs(0) * WIDTH
+    share = (num_bytes + pieces - 1) // pieces * WIDTH
+    begin = tl.program_id(0) * share
     if target != source:
         copy_bytes(target + begin, source + begin, tl.minimum(share, num_bytes - begin), WIDTH, BLOCK)
 

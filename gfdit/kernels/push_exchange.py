@@ -1,6 +1,6 @@
 """All-gather and all-to-all of any size: each rank pushes into its peers' data slots, in chunks.
 
-Every program of a launch is a channel that takes every ``NUM_PROGRAMS``-th chunk of each slot. It pushes a
+Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot. It pushes a
 chunk to all peers, publishes one token per peer, and, while those bytes travel, copies out the chunk before
 it: remote and local copies overlap. Messages larger than a slot go in rounds, one instance of the edge each.
 With no bytes at all it is a barrier.
@@ -24,15 +24,13 @@ from gfdit.kernels.edges import (
     EDGE_PUBLISHED,
     LANE_RANK,
     LANE_SLOT_BYTES,
-    await_words,
+    await_credit,
     data_slot,
     edge_state,
     finish,
-    line,
-    make_token,
-    signal,
     usable,
 )
+from gfdit.kernels.instances import observe, publish
 from gfdit.kernels.launch import block_bytes, common_width, launch
 from gfdit.kernels.members import (
     MEMBERS,
@@ -43,7 +41,7 @@ from gfdit.kernels.members import (
     part_at,
     ranks_at,
 )
-from gfdit.kernels.memory import store_release_block, word_pointer
+from gfdit.kernels.memory import word_pointer
 
 
 def run(
@@ -70,7 +68,6 @@ def run(
         PACKED=members.packed,
         WIDTH=common_width(source, target, alignment),
         BLOCK=block_bytes(members.ptx),
-        NUM_PROGRAMS=num_programs,
         PTX=members.ptx,
     )
 
@@ -97,11 +94,11 @@ def push_exchange(
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """See ``run``. ``GROUP``: a power of two not below ``size``."""
     program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
     rank = tl.load(lane + LANE_RANK)
     slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
     positions = tl.arange(0, GROUP)
@@ -112,18 +109,18 @@ def push_exchange(
     rounds = tl.where(others, tl.maximum((edge_bytes + slot_bytes - 1) // slot_bytes, 1), 0)
     # Chunks of each round of an edge, the last one too: the proof above needs all of its tokens.
     chunks = tl.maximum((tl.minimum(edge_bytes, slot_bytes) + chunk_bytes - 1) // chunk_bytes, 1)
-    turns = (tl.max(tl.where(others, chunks, 1)) + NUM_PROGRAMS - 1) // NUM_PROGRAMS
+    turns = (tl.max(tl.where(others, chunks, 1)) + num_programs - 1) // num_programs
     counters = word_pointer(edge_state(lane, peers))
     observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
     published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
     generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
     if usable(lane, peers, others):
-        going = 1
+        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
         for turn in range(0, tl.maximum(tl.max(rounds), 1) * (turns + 1)):
             step = turn // (turns + 1)
             part = turn % (turns + 1)
             if (part < turns) & (going == 1):
-                chunk = part * NUM_PROGRAMS + program
+                chunk = part * num_programs + program
                 begin = step * slot_bytes + chunk * chunk_bytes
                 end = tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes)
                 for distance in range(1, size):
@@ -133,25 +130,21 @@ def push_exchange(
                     instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_PUBLISHED) + step
                     slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
                     copy_bytes(slot, source + offset + begin, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
-                tl.debug_barrier()
-                instances = published + step
-                tokens = make_token(digests, generations, instances + 1)
-                signals = signal(line(lane, peers, rank), instances % 2, chunk)
-                store_release_block(signals, tokens, others & (step < rounds) & (chunk < chunks), PTX)
+                sent = others & (step < rounds) & (chunk < chunks)
+                publish(lane, rank, peers, sent, digests, generations, published + step, chunk, PTX)
                 if turn == 0:
-                    offset, _ = part_at(table, index, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)
+                    offset = part_at(table, index, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)[0]
                     place, part_bytes = part_at(table, index, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED)
-                    copy_share(target + place, source + offset, part_bytes, program, WIDTH, BLOCK, NUM_PROGRAMS)
+                    copy_share(target + place, source + offset, part_bytes, WIDTH, BLOCK)
             if (part > 0) & (going == 1):
-                chunk = (part - 1) * NUM_PROGRAMS + program
+                chunk = (part - 1) * num_programs + program
                 begin = step * slot_bytes + chunk * chunk_bytes
                 end = tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes)
                 wanted = others & (step < rounds) & (chunk < chunks)
-                instances = observed + step
-                tokens = make_token(digests, generations, instances + 1)
-                signals = signal(line(lane, rank, peers), instances % 2, chunk)
-                arrived = await_words(lane, signals, tokens, wanted, rank, peers, others, operation, PTX)
-                going = arrived.to(tl.int32)
+                before = observed + step
+                going = observe(
+                    lane, rank, peers, wanted, others, digests, generations, before, chunk, operation, PTX
+                )
                 if going == 1:
                     for distance in range(1, size):
                         position = (index + size - distance) % size
@@ -162,6 +155,5 @@ def push_exchange(
                         instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_OBSERVED) + step
                         slot = data_slot(lane, rank, peer, instance % 2) + chunk * chunk_bytes
                         copy_bytes(target + place + begin, slot, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
-                    tl.debug_barrier()
         # A two-way instance proves that the peer has consumed all of mine before it.
-        finish(lane, peers, others, rounds, rounds, published + rounds - 1, NUM_PROGRAMS)
+        finish(lane, peers, others, rounds, rounds, published + rounds - 1, num_programs)
