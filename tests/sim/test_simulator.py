@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import re
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +19,20 @@ from gfdit.core import (
     Decision,
     Dispatch,
     ExecutionLayout,
-    ParallelSpec,
-    Policy,
     RequestView,
     SchedulerView,
     TaskKind,
 )
-from gfdit.observe.timeline import MIGRATE, Span, TimelineWriter, read_timeline
+from gfdit.core.cost_file import ArtifactSize
+from gfdit.observe.timeline import MIGRATE, TimelineWriter, read_timeline
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.random_layout import RandomLayout
+from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import summarize
-from gfdit.sim.simulator import SimulationOptions, SimulationRun, Simulator, Status
-from gfdit.sim.trace import TraceRequest
+from gfdit.sim.simulator import SimulationOptions, Simulator, Status, jitter_factor
+from tests.sim.runs import Idle, Replay, ends, run, spans_of
 from tests.sim.tables import AROUND_S, DECODE_S, ENCODE_S, MIGRATION_S, STEP_S, line, table
-
-
-def run(policy: Policy, trace: list[TraceRequest], num_ranks: int = 2, **options: Any) -> SimulationRun:
-    options |= {"num_ranks": num_ranks, "check_every_event": True}
-    return Simulator(policy, table(), trace, SimulationOptions(**options)).run()
-
-
-def ends(done: SimulationRun) -> dict[str, float | None]:
-    return {request.trace.id: request.end_s for request in done.requests}
-
-
-def spans_of(policy: Policy, trace: list[TraceRequest], tmp_path: Path, num_ranks: int = 2) -> list[Span]:
-    path = tmp_path / "timeline.json"
-    with TimelineWriter(path, num_ranks, base_s=0.0) as writer:
-        Simulator(policy, table(), trace, SimulationOptions(num_ranks)).run(writer)
-    return read_timeline(path)
-
-
-@dataclass
-class Idle:
-    """Runs nothing of the requests in ``ignored``; asks to be woken ``every_s``."""
-
-    ignored: tuple[str, ...] = ("b",)
-    every_s: float | None = None
-    name = "idle"
-
-    def schedule(self, view: SchedulerView) -> Decision:
-        free, dispatches = list(view.free_ranks), []
-        for task in view.ready:
-            if free and task.request_id not in self.ignored:
-                dispatches.append(Dispatch((task.id,), ExecutionLayout((free.pop(0),))))
-        return Decision(tuple(dispatches), None if self.every_s is None else view.now_s + self.every_s)
-
-
-@dataclass
-class Replay:
-    """Every step on the degree and ranks it is told; the other tasks on rank 0."""
-
-    steps: tuple[tuple[int, ...], ...]
-    name = "replay"
-
-    def schedule(self, view: SchedulerView) -> Decision:
-        task = view.ready[0]
-        ranks = self.steps[task.step_index] if task.kind is TaskKind.DENOISE else (0,)
-        if not set(ranks) <= set(view.free_ranks):
-            return Decision()
-        return Decision((Dispatch((task.id,), ExecutionLayout(ranks, ParallelSpec(len(ranks)))),))
-
 
 # Times
 
@@ -117,6 +71,75 @@ def test_a_migration_delays_the_dispatch_that_waits_for_it(tmp_path: Path) -> No
 def test_dispatch_latency_is_paid_by_every_task() -> None:
     done = run(Fcfs(1), [line("a", num_steps=3)], dispatch_latency_s=0.125)
     assert ends(done) == {"a": approx(AROUND_S + 3 * STEP_S[1] + 6 * 0.125)}
+
+
+def test_copies_take_their_bytes_one_after_the_other_on_the_lanes_of_their_ranks(tmp_path: Path) -> None:
+    sizes = (("conditioning", 500_000_000), ("latents", 250_000_000))
+    artifacts = tuple(ArtifactSize("m", kind, 512, 512, 1, False, num_bytes) for kind, num_bytes in sizes)
+    costs = replace(table(), artifacts=artifacts)  # 1e9 bytes/s
+    path = tmp_path / "timeline.json"
+    with TimelineWriter(path, 4, base_s=0.0) as writer:
+        policy = Replay(((0,), (0, 1, 2, 3), (1,)))
+        done = Simulator(policy, costs, [line("a", num_steps=3)], SimulationOptions(4)).run(writer)
+    # Both to ranks 1, 2 and 3, each once a rank; decoding on rank 0 wants the last latents back.
+    conditioning_s, latents_s, back_s = 0.25 + 3 * 0.5, 0.25 + 3 * 0.25, 0.25 + 0.25
+    busy_s = AROUND_S + 2 * STEP_S[1] + STEP_S[4]
+    assert ends(done) == {"a": approx(busy_s + conditioning_s + latents_s + back_s)}
+    moves = {(s.task, s.rank): (s.start_s, s.end_s) for s in read_timeline(path) if s.kind == MIGRATE}
+    start_s = ENCODE_S + 0.25 + STEP_S[1]
+    for rank in range(4):
+        assert moves["a/conditioning", rank] == approx((start_s, start_s + conditioning_s), abs=1e-6)
+        latents = (start_s + conditioning_s, start_s + conditioning_s + latents_s)
+        assert moves["a/latents/1", rank] == approx(latents, abs=1e-6)
+
+
+def test_a_sender_is_busy_with_one_copy_at_a_time(tmp_path: Path) -> None:
+    """Rank 0 made what two requests need elsewhere, at the same time: the second waits for its lane."""
+
+    class Spread(Idle):
+        def schedule(self, view: SchedulerView) -> Decision:
+            dispatches, free = [], set(view.free_ranks)
+            for task in view.ready:
+                rank = 0 if task.kind in (TaskKind.ENCODE, TaskKind.PREPARE) else 1 + "ab".index(task.request_id)
+                if rank in free and (task.kind is not TaskKind.DENOISE or view.now_s >= 1.5):
+                    dispatches.append(Dispatch((task.id,), ExecutionLayout((rank,))))
+                    free.discard(rank)
+            return Decision(tuple(dispatches))
+
+    trace = [line("a", num_steps=1), line("b", num_steps=1)]
+    done = run(Spread(), trace, num_ranks=3)
+    # Both are prepared at 1.5; a's two copies, then b's two.
+    a_s = 1.5 + 2 * MIGRATION_S + STEP_S[1] + DECODE_S
+    assert ends(done) == {"a": approx(a_s), "b": approx(a_s + 2 * MIGRATION_S)}
+
+
+def test_running_ahead_hides_the_dispatch_latency_of_steps_that_stay_where_they_are() -> None:
+    stay = run(Fcfs(1), [line("a", num_steps=3)], dispatch_latency_s=0.125, run_ahead=1)
+    assert ends(stay) == {"a": approx(AROUND_S + 3 * STEP_S[1] + 0.125)}  # only the first waits
+    # Encode, then step 0 with its rank; step 1 elsewhere; step 2 on both; decode on one again.
+    moved = run(Replay(((0,), (1,), (1, 0))), [line("a", num_steps=3)], dispatch_latency_s=0.125, run_ahead=1)
+    busy_s = AROUND_S + 2 * STEP_S[1] + STEP_S[2] + 3 * MIGRATION_S
+    assert ends(moved) == {"a": approx(busy_s + 4 * 0.125)}
+
+
+def test_nothing_was_queued_for_a_request_that_waited_between_its_steps() -> None:
+    class Turns(Idle):  # one rank, two requests, step by step in turns
+        def schedule(self, view: SchedulerView) -> Decision:
+            task = min(view.ready, key=lambda task: sum(view.requests[task.request_id].tasks_left.values()) * -1)
+            return Decision((Dispatch((task.id,), ExecutionLayout((0,))),)) if view.free_ranks else Decision()
+
+    trace = [line("a"), line("b")]
+    done = run(Turns(), trace, num_ranks=1, dispatch_latency_s=0.125, run_ahead=1)
+    assert done.last_end_s == approx(2 * (AROUND_S + 2 * STEP_S[1]) + 10 * 0.125)
+
+
+def test_jitter_draws_are_log_normal_with_mean_one() -> None:
+    factors = [jitter_factor(0.2, f"7 r{i}/denoise/3") for i in range(20_000)]
+    assert statistics.fmean(factors) == approx(1.0, abs=0.006)
+    assert statistics.stdev(factors) == approx(0.202, abs=0.006)
+    assert jitter_factor(0.2, "7 r0/denoise/3") == approx(
+        0.9200960248445914, rel=1e-12
+    )  # on every version of Python
 
 
 def test_only_denoising_is_parallel(tmp_path: Path) -> None:
@@ -252,8 +275,18 @@ def test_too_few_ranks_for_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_ranks": 0}, {"jitter": -0.1}, {"jitter": float("nan")}, {"dispatch_latency_s": -1.0}]
+    ("options", "told"),
+    [
+        ({"num_ranks": 0}, "number of ranks must be at least 1, got 0"),
+        ({"jitter": -0.1}, "jitter must be a non-negative number, got -0.1"),
+        ({"jitter": float("nan")}, "jitter must be a non-negative number, got nan"),
+        ({"dispatch_latency_s": -1.0}, "dispatch_latency_s must be a non-negative number, got -1.0"),
+        ({"run_ahead": 2}, "run_ahead must be 0 or 1, got 2"),
+        ({"failures": (RankFailure(4, 1.0),)}, "there is no rank 4, ranks: 0 to 3"),
+        ({"slow_ranks": (SlowRank(7, 2.0),)}, "there is no rank 7, ranks: 0 to 3"),
+        ({"failures": (RankFailure(1, 5.0), RankFailure(1, 4.0, 2.0))}, "rank 1 fails at 5.0 s, but is down"),
+    ],
 )
-def test_impossible_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be .*, got"):
-        SimulationOptions(**{"num_ranks": 1} | options)
+def test_impossible_options(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        SimulationOptions(**{"num_ranks": 4} | options)
