@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton
@@ -15,6 +17,7 @@ logger = logging.getLogger("gfdit.kernels")
 
 # Enqueues ``num_programs`` programs with all arguments, the constants last.
 Enqueue = Callable[[int, tuple[object, ...]], None]
+Load = Callable[[Sequence[Variant]], list[Enqueue]]
 
 # Bytes a program copies in a turn. On a GPU: four 16-byte accesses of each of 128 threads.
 GPU_BLOCK_BYTES = 8192
@@ -34,8 +37,8 @@ class Launcher:
     Threads may launch at the same time.
     """
 
-    def __init__(self, load: Callable[[Variant], Enqueue] | None = None, *, strict: bool = False) -> None:
-        """``load`` compiles a variant for the current GPU."""
+    def __init__(self, load: Load | None = None, *, strict: bool = False) -> None:
+        """``load`` compiles variants for the current GPU."""
         self.strict = strict
         self.late: list[Variant] = []
         self._load = load or load_on_gpu
@@ -45,16 +48,48 @@ class Launcher:
 
     def warm_up(self, variants: Iterable[Variant]) -> int:
         """Compile and load these for the current GPU; from now on others are late. Returns how many were new."""
-        num_ready = len(self._ready)
-        for variant in variants:
-            constants = tuple(value for _, value in variant.constants)
-            key = (variant.kernel, variant.num_warps, constants, variant.tuples)
-            if key not in self._ready:
-                self._ready[key] = self._prepare(variant)
-        self._is_warm = True
-        return len(self._ready) - num_ready
+        with self._lock:
+            new = {key: variant for variant in variants if (key := _key_of(variant)) not in self._ready}
+            self._ready.update(zip(new, self._prepare(list(new.values())), strict=True))
+            self._is_warm = True
+        return len(new)
 
     def launch(
+        self, kernel: Any, num_programs: int, arguments: tuple[object, ...], num_warps: int, constants: dict[str, Any]
+    ) -> None:
+        """See the function ``launch``."""
+        tuples = tuple([tuple([len(row) for row in value]) for value in arguments if type(value) is tuple])
+        values = tuple(constants.values())
+        enqueue = self._ready.get((kernel, num_warps, values, tuples))
+        if enqueue is None:
+            if tuple(constants) != constant_names(kernel):
+                raise TypeError(f"{kernel_name(kernel)} takes its constants in the order {constant_names(kernel)}")
+            enqueue = self._meet(Variant(kernel, tuple(constants.items()), num_warps, tuples))
+        enqueue(num_programs, (*arguments, *values))
+
+    def _meet(self, variant: Variant) -> Enqueue:
+        with self._lock:
+            key = _key_of(variant)
+            if key not in self._ready:
+                if self._is_warm:
+                    if self.strict:
+                        raise RuntimeError(f"not compiled before serving: {variant}")
+                    self.late.append(variant)
+                    logger.warning("not compiled before serving: %s", variant)
+                (self._ready[key],) = self._prepare([variant])
+            return self._ready[key]
+
+    def _prepare(self, variants: Sequence[Variant]) -> list[Enqueue]:
+        if not all(dict(variant.constants)["PTX"] for variant in variants):
+            return [_interpreted(variant) for variant in variants]
+        return self._load(variants)
+
+
+def _key_of(variant: Variant) -> tuple[object, ...]:
+    return variant.kernel, variant.num_warps, tuple(value for _, value in variant.constants), variant.tuples
+
+
+def launch(
         self,
         kernel: Any,
         num_programs: int,
@@ -94,10 +129,6 @@ class Launcher:
         return lambda num_programs, arguments: variant.kernel[(num_programs,)](*arguments)
 
 
-# Compiled code belongs to the process, as it does in Triton.
-launcher = Launcher()
-
-
 def launch(
     kernel: Any, num_programs: int, arguments: tuple[object, ...], *, num_warps: int = 4, **constants: Any
 ) -> None:
@@ -108,27 +139,46 @@ def launch(
     launcher.launch(kernel, num_programs, arguments, num_warps, constants)
 
 
-def load_on_gpu(variant: Variant) -> Enqueue:
-    """Compile for the current GPU and load. Never run on a GPU."""
-    device = triton.runtime.driver.active.get_current_device()
+def load_on_gpu(variants: Sequence[Variant]) -> list[Enqueue]:
+    """Compile for the current GPU, several at a time, and load. Never run on a GPU."""
+    driver = triton.runtime.driver.active
+    target, device = driver.get_current_target(), driver.get_current_device()
     try:
-        compiled = compile_variant(variant, triton.runtime.driver.active.get_current_target())
-        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+        with ThreadPoolExecutor(min(len(variants), os.cpu_count() or 1)) as pool:
+            compiled = list(pool.map(lambda variant: compile_variant(variant, target), variants))
+        return [_direct(kernel, driver.get_current_stream, device) for kernel in compiled]
     except (AttributeError, TypeError) as error:
         # Another Triton than the ones known: slower, and it may compile while serving, but it is its public way.
         logger.warning("kernels go through Triton's own launch, %s being unknown: %s", triton.__version__, error)
-        constants, num_warps = dict(variant.constants), variant.num_warps
-        num_arguments = len(variant.kernel.arg_names) - len(constants)
-        return lambda num_programs, arguments: variant.kernel[(num_programs,)](
-            *arguments[:num_arguments], **constants, num_warps=num_warps
-        )
-    current_stream = triton.runtime.driver.active.get_current_stream
+        return [_through_triton(variant) for variant in variants]
+
+
+def _direct(compiled: Any, current_stream: Callable[[int], int], device: int) -> Enqueue:
+    # The first look at ``run`` loads the kernel into the current context.
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
     def enqueue(num_programs: int, arguments: tuple[object, ...]) -> None:
         # No launch metadata, no hooks.
         run(num_programs, 1, 1, current_stream(device), function, metadata, None, None, None, *arguments)
 
     return enqueue
+
+
+def _through_triton(variant: Variant) -> Enqueue:
+    num_warps = variant.num_warps
+    return lambda num_programs, arguments: variant.kernel[(num_programs,)](*arguments, num_warps=num_warps)
+
+
+def _interpreted(variant: Variant) -> Enqueue:
+    if isinstance(variant.kernel, triton.JITFunction):
+        raise RuntimeError(
+            "kernels are not interpreted: without a GPU, set TRITON_INTERPRET=1 before triton is imported"
+        )
+    return lambda num_programs, arguments: variant.kernel[(num_programs,)](*arguments)
+
+
+# Compiled code belongs to the process, as it does in Triton.
+launcher = Launcher()
 
 
 def common_width(*values: int) -> int:

@@ -1,0 +1,41 @@
+"""Every variant that a launch may need: compiled at start, so that nothing compiles while serving.
+
+A test compares this list with what was launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gfdit.kernels.compiled import Variant
+from gfdit.kernels.launch import block_bytes
+from gfdit.kernels.members import MAX_PACKED
+from gfdit.kernels.push_exchange import push_exchange
+from gfdit.kernels.ulysses_exchange import ulysses_exchange
+
+# Widths of ``launch.common_width``.
+WIDTHS = (16, 4, 1)
+# Attention exchanges query, key and value together where their shapes agree, else some of them alone.
+_HEAD_TENSORS = (1, 2, 3)
+_ROW_FIELDS = 7
+
+
+def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
+    """What lanes of a heap of ``world_size`` ranks may launch; ``ptx``: on a GPU."""
+    block = block_bytes(ptx)
+    for group, packed in group_blocks(world_size):
+        for width in WIDTHS:
+            common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
+            yield Variant.of(push_exchange, **common)
+            for gather in (False, True):
+                for num_tensors in (1,) if gather else _HEAD_TENSORS:
+                    tuples = ((_ROW_FIELDS,) * num_tensors,)
+                    yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
+
+
+def group_blocks(world_size: int) -> list[tuple[int, bool]]:
+    """(GROUP, PACKED) of every group of a world: powers of two; any group may come with a table."""
+    largest = 1 << (world_size - 1).bit_length()
+    sizes = [1 << power for power in range(largest.bit_length())]
+    return [(size, packed) for size in sizes for packed in (True, False) if not packed or size <= MAX_PACKED]
