@@ -17,7 +17,12 @@ from gfdit.comm.layout import SegmentLayout
 class Path(StrEnum):
     """How bytes travel. See the module of the kernel with that name for its range."""
 
+    BARRIER = "barrier"
+    LOW_LATENCY = "low_latency"
     PUSH = "push"
+    PULL = "pull"
+    DIRECT_PULL = "direct_pull"
+    DIRECT_PUSH = "direct_push"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +38,22 @@ class Choice:
 
 
 class Situation(NamedTuple):
-    """One exchange as all its members see it. ``num_bytes``: the most on any edge; None if only some know."""
+    """One exchange as all its members see it. ``num_bytes``: the most on any edge; None if only some know.
+
+    ``source_in_heap``, ``target_in_heap``: input and output are heap tensors, in every member or in none.
+    """
 
     operation: Operation
     group_size: int
     num_bytes: int | None
+    source_in_heap: bool = False
+    target_in_heap: bool = False
 
     def __str__(self) -> str:
         size = "uneven parts" if self.num_bytes is None else f"{self.num_bytes} bytes per peer"
-        return f"{self.operation.name.lower()} of {self.group_size} ranks, {size}"
+        ends = [name for name, there in zip(("from", "to"), self[3:], strict=True) if there]
+        where = f", {' and '.join(ends)} the heap" if ends else ""
+        return f"{self.operation.name.lower()} of {self.group_size} ranks, {size}{where}"
 
 
 @dataclass(frozen=True, slots=True)

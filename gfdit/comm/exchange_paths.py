@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gfdit.comm.choice import Choice, Path, Site, Situation
 from gfdit.comm.even import EvenParts
-from gfdit.comm.heap import KernelHeap, PeerSlice
+from gfdit.comm.heap import KernelHeap, Operation, PeerSlice
 from gfdit.comm.kernel_state import LaneState
-from gfdit.kernels import push_exchange
+from gfdit.comm.layout import MAX_CHUNKS
+from gfdit.kernels import barrier as barrier_kernel
+from gfdit.kernels import low_latency_exchange, pull_exchange, push_exchange
 from gfdit.kernels.members import Members
 
 
@@ -38,6 +41,32 @@ class Exchange:
     choice: Choice
 
 
+def barrier(exchange: Exchange) -> None:
+    barrier_kernel.run(exchange.members)
+
+
+def barrier_obstacle(situation: Situation, site: Site) -> str | None:
+    return None if situation.operation is Operation.BARRIER else "it moves no bytes"
+
+
+def low_latency(exchange: Exchange) -> None:
+    low_latency_exchange.run(
+        exchange.members,
+        exchange.source.data_ptr(),
+        exchange.target.data_ptr(),
+        exchange.even or EvenParts(0, 0, 0),
+        alignment=exchange.alignment,
+        num_programs=exchange.choice.num_programs,
+    )
+
+
+def low_latency_obstacle(situation: Situation, site: Site) -> str | None:
+    if situation.num_bytes is None:
+        return "only some members know how much the others exchange"
+    most = site.layout.low_latency_bytes
+    return None if situation.num_bytes <= most else f"the heap's low-latency slots take {most} bytes"
+
+
 def push(exchange: Exchange) -> None:
     push_exchange.run(
         exchange.members,
@@ -50,6 +79,61 @@ def push(exchange: Exchange) -> None:
     )
 
 
+def pull(exchange: Exchange) -> None:
+    area_stride, area_bytes = export_areas(exchange)
+    _pull(exchange, pull_exchange.STAGED_PULL, area_stride, area_bytes)
+
+
+def direct_pull(exchange: Exchange) -> None:
+    _pull(exchange, pull_exchange.DIRECT_PULL)
+
+
+def direct_push(exchange: Exchange) -> None:
+    _pull(exchange, pull_exchange.DIRECT_PUSH)
+
+
+def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int = 0) -> None:
+    pull_exchange.run(
+        exchange.members,
+        exchange.source.data_ptr(),
+        exchange.target.data_ptr(),
+        exchange.even or EvenParts(0, 0, 0),
+        kind=kind,
+        alignment=exchange.alignment,
+        area_stride=area_stride,
+        area_bytes=area_bytes,
+        num_programs=exchange.choice.num_programs,
+    )
+
+
+def export_areas(exchange: Exchange) -> tuple[int, int]:
+    """How the export area is shared by the positions of a group: stride and size, multiples of 16."""
+    export_bytes = exchange.heap.layout.export_bytes
+    if exchange.members.operation == Operation.ALL_GATHER:  # everybody gets the same
+        return 0, export_bytes
+    area_bytes = export_bytes // exchange.members.size // 16 * 16
+    return area_bytes, area_bytes
+
+
+def _no_obstacle(situation: Situation, site: Site) -> str | None:
+    return None
+
+
+def export_obstacle(situation: Situation, site: Site) -> str | None:
+    needed = situation.group_size * MAX_CHUNKS * 16  # 16 bytes for each program and position
+    if site.layout.export_bytes < needed:
+        return f"it needs {needed} export_bytes, the heap has {site.layout.export_bytes}"
+    return None
+
+
+def _source_obstacle(situation: Situation, site: Site) -> str | None:
+    return None if situation.source_in_heap else "the input is not a heap tensor"
+
+
+def _target_obstacle(situation: Situation, site: Site) -> str | None:
+    return None if situation.target_in_heap else "the output is not a heap tensor"
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangePath:
     """``obstacle`` says why the path cannot serve a situation at a site; None if it can."""
@@ -58,4 +142,11 @@ class ExchangePath:
     obstacle: Callable[[Situation, Site], str | None]
 
 
-PATHS: Mapping[Path, ExchangePath] = {Path.PUSH: ExchangePath(push, lambda situation, site: None)}
+PATHS: Mapping[Path, ExchangePath] = {
+    Path.BARRIER: ExchangePath(barrier, barrier_obstacle),
+    Path.LOW_LATENCY: ExchangePath(low_latency, low_latency_obstacle),
+    Path.PUSH: ExchangePath(push, _no_obstacle),
+    Path.PULL: ExchangePath(pull, export_obstacle),
+    Path.DIRECT_PULL: ExchangePath(direct_pull, _source_obstacle),
+    Path.DIRECT_PUSH: ExchangePath(direct_push, _target_obstacle),
+}

@@ -14,9 +14,12 @@ import weakref
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from gfdit.comm.heap import KernelHeap
 
 # As PyTorch aligns; kernels want 16.
 _ALIGNMENT = 256
@@ -87,6 +90,12 @@ class HeapTensors:
             else:
                 merged.append((begin, end))
         self._free = merged
+
+
+def heap_addresses(heap: KernelHeap) -> range:
+    """Addresses of the bytes that this rank's heap tensors are made of."""
+    begin = heap.base_pointer(heap.rank) + heap.layout.scratch_offset
+    return range(begin, begin + heap.layout.scratch_bytes)
 
 
 def _memory(region: torch.Tensor, returned: deque[tuple[int, int]], extent: tuple[int, int]) -> torch.Tensor:

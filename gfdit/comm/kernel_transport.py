@@ -21,11 +21,12 @@ from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange_paths import PATHS, Exchange
 from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
+from gfdit.comm.heap_tensors import heap_addresses
 from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, launch_exchange, table_rows
 from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
 from gfdit.comm.selector import Selector
-from gfdit.kernels import edges
+from gfdit.kernels import edges, low_latency_all_reduce, low_latency_broadcast
 from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
 
 _UNSIGNED = (1 << 64) - 1
@@ -50,6 +51,7 @@ class KernelTransport:
         self.selector = Selector(site_of(heap), obstacles, heap.selector_table)
         self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
         self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
+        self._heap_addresses = heap_addresses(heap)
         self._busy = threading.Lock()
         # What the host knows of an edge: its generation, and why it needs a reset.
         self._agreements = {peer: EdgeAgreement() for peer in range(heap.world_size) if peer != self._rank}
@@ -59,7 +61,9 @@ class KernelTransport:
         parts = {piece.rank: piece for piece in peers}
         with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
             even = even_parts(call.ranks, parts) if len(call.ranks) <= MAX_PACKED else None
-            choice = self.selector.choose(Situation(call.operation, len(call.ranks), call.num_bytes))
+            # Of the storage: a tensor without elements has no address of its own.
+            in_heap = [tensor.untyped_storage().data_ptr() in self._heap_addresses for tensor in (source, target)]
+            choice = self.selector.choose(Situation(call.operation, len(call.ranks), call.num_bytes, *in_heap))
             exchange = Exchange(
                 heap=self._heap,
                 state=self._state,
@@ -91,11 +95,40 @@ class KernelTransport:
             table = self._no_table if packed else self._kept_table(table_rows(heads, call.ranks, digests))
             launch_exchange(self._group(call, digests[0], table, packed), heads)
 
+    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), flat.nbytes))
+        packed = len(call.ranks) <= MAX_PACKED
+        if choice.path is not Path.LOW_LATENCY or flat.dtype not in low_latency_all_reduce.DTYPES or not packed:
+            return False
+        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
+            members = self._group(call, _digest(call, choice, flat.nbytes, flat.nbytes), self._no_table, packed)
+            low_latency_all_reduce.run(members, flat, choice.num_programs)
+        return True
+
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
-        raise NotImplementedError
+        with self._operation(call, ranks):
+            choice, members = self._one_way(call, source.nbytes)
+            if choice.path is Path.LOW_LATENCY:
+                address, programs = source.data_ptr(), choice.num_programs
+                low_latency_broadcast.run_push(members, address, source.nbytes, num_programs=programs)
+                return
+            raise NotImplementedError
 
     def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
-        raise NotImplementedError
+        with self._operation(call, [rank]):
+            choice, members = self._one_way(call, target.nbytes)
+            if choice.path is Path.LOW_LATENCY:
+                address, programs = target.data_ptr(), choice.num_programs
+                low_latency_broadcast.run_pull(members, address, target.nbytes, num_programs=programs)
+                return
+            raise NotImplementedError
+
+    def _one_way(self, call: Call, num_bytes: int) -> tuple[Choice, Members]:
+        """How to move ``num_bytes`` from the first of the call's ranks to others."""
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), num_bytes))
+        packed = len(call.ranks) <= MAX_PACKED
+        table = self._no_table if packed else self._table(call, choice, {})
+        return choice, self._group(call, _digest(call, choice, num_bytes, num_bytes), table, packed)
 
     def abort(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -24,6 +24,9 @@ _UNEVEN_PROGRAMS = 8
 # A program that pushes less than this is mostly waiting.
 _BYTES_PER_PROGRAM = 32 * 1024
 _MIN_CHUNK_BYTES = 4096
+# What a program moves at once, and enough programs for a few such turns of the largest messages.
+_LOW_LATENCY_BYTES_PER_PROGRAM = 4096
+_MOST_LOW_LATENCY_PROGRAMS = 32
 # What rules choose from; each is another compiled variant.
 NUM_PROGRAMS = (1, 8, 32)
 
@@ -91,18 +94,31 @@ class Selector:
         return self._measured[situation.operation, nearest]
 
     def _is_possible(self, path: Path, situation: Situation) -> bool:
-        return self._obstacles[path](situation, self._site) is None
+        return path in self._obstacles and self._obstacles[path](situation, self._site) is None
+
+    def _low_latency_programs(self, situation: Situation) -> int:
+        if self._site.capability == 0 or not situation.num_bytes:
+            return 1
+        total = situation.num_bytes * situation.group_size
+        return min(-(-total // _LOW_LATENCY_BYTES_PER_PROGRAM), _MOST_LOW_LATENCY_PROGRAMS)
 
     def _by_rule(self, situation: Situation) -> Choice:
+        if self._is_possible(Path.BARRIER, situation):
+            return Choice(Path.BARRIER, chunk_bytes=0, num_programs=1)
+        if self._is_possible(Path.LOW_LATENCY, situation):
+            return Choice(Path.LOW_LATENCY, 0, self._low_latency_programs(situation))
         slot_bytes = self._site.layout.slot_bytes
+        path = Path.PUSH
+        if situation.source_in_heap or situation.target_in_heap:
+            path = Path.DIRECT_PULL if situation.source_in_heap else Path.DIRECT_PUSH
         if self._site.capability == 0:  # interpreted: one program, few chunks
-            return Choice(Path.PUSH, chunk_bytes=max(slot_bytes // 4 // 16 * 16, 16), num_programs=1)
+            return Choice(path, chunk_bytes=max(slot_bytes // 4 // 16 * 16, 16), num_programs=1)
         if situation.num_bytes is None:
-            return Choice(Path.PUSH, push_chunk_bytes(slot_bytes, slot_bytes, MAX_CHUNKS), _UNEVEN_PROGRAMS)
+            return Choice(path, push_chunk_bytes(slot_bytes, slot_bytes, MAX_CHUNKS), _UNEVEN_PROGRAMS)
         total = situation.num_bytes * max(situation.group_size - 1, 1)
         wanted = min(-(-total // _BYTES_PER_PROGRAM), NUM_PROGRAMS[-1])
         num_programs = next(number for number in NUM_PROGRAMS if number >= wanted)
-        return Choice(Path.PUSH, push_chunk_bytes(slot_bytes, situation.num_bytes, num_programs), num_programs)
+        return Choice(path, push_chunk_bytes(slot_bytes, situation.num_bytes, num_programs), num_programs)
 
 
 def _check_chunks(choice: Choice, slot_bytes: int) -> None:
