@@ -55,7 +55,12 @@ class Launcher:
         return len(new)
 
     def launch(
-        self, kernel: Any, num_programs: int, arguments: tuple[object, ...], num_warps: int, constants: dict[str, Any]
+        self,
+        kernel: Any,
+        num_programs: int,
+        arguments: tuple[object, ...],
+        num_warps: int,
+        constants: dict[str, Any],
     ) -> None:
         """See the function ``launch``."""
         tuples = tuple([tuple([len(row) for row in value]) for value in arguments if type(value) is tuple])
@@ -87,46 +92,6 @@ class Launcher:
 
 def _key_of(variant: Variant) -> tuple[object, ...]:
     return variant.kernel, variant.num_warps, tuple(value for _, value in variant.constants), variant.tuples
-
-
-def launch(
-        self,
-        kernel: Any,
-        num_programs: int,
-        arguments: tuple[object, ...],
-        num_warps: int,
-        constants: dict[str, Any],
-    ) -> None:
-        """See the function ``launch``."""
-        tuples = tuple([tuple([len(row) for row in value]) for value in arguments if type(value) is tuple])
-        values = tuple(constants.values())
-        enqueue = self._ready.get((kernel, num_warps, values, tuples))
-        if enqueue is None:
-            enqueue = self._meet(kernel, num_warps, tuples, constants)
-        enqueue(num_programs, (*arguments, *values))
-
-    def _meet(self, kernel: Any, num_warps: int, tuples: tuple[tuple[int, ...], ...], constants: dict) -> Enqueue:
-        if tuple(constants) != constant_names(kernel):
-            raise TypeError(f"{kernel_name(kernel)} takes its constants in the order {constant_names(kernel)}")
-        variant = Variant(kernel, tuple(constants.items()), num_warps, tuples)
-        with self._lock:
-            if self._is_warm:
-                if self.strict:
-                    raise RuntimeError(f"not compiled before serving: {variant}")
-                self.late.append(variant)
-                logger.warning("not compiled before serving: %s", variant)
-            enqueue = self._prepare(variant)
-            self._ready[kernel, num_warps, tuple(constants.values()), tuples] = enqueue
-        return enqueue
-
-    def _prepare(self, variant: Variant) -> Enqueue:
-        if dict(variant.constants)["PTX"]:
-            return self._load(variant)
-        if isinstance(variant.kernel, triton.JITFunction):
-            raise RuntimeError(
-                "kernels are not interpreted: without a GPU, set TRITON_INTERPRET=1 before triton is imported"
-            )
-        return lambda num_programs, arguments: variant.kernel[(num_programs,)](*arguments)
 
 
 def launch(
