@@ -75,6 +75,12 @@ class Transport(Protocol):
     def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
         """Two-way: the head and sequence all-to-all of Ulysses attention."""
 
+    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
+        """``flat`` (elements,) := the sum over the members in group order, in one go; False if it cannot.
+
+        Then nothing has happened, in any member.
+        """
+
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         """One-way: all bytes of ``source`` to each of ``ranks``."""
 

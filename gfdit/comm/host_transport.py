@@ -112,6 +112,9 @@ class HostTransport:
     def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
         exchange_by_copies(self, call, heads, self._rank)
 
+    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
+        return False
+
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         ports = [self._ports[rank] for rank in ranks]
         num_bytes, address = source.nbytes, source.data_ptr()
