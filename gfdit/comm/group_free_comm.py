@@ -231,6 +231,18 @@ class GroupFreeComm:
         check_tensor("out", out, self._device, contiguous=True)
         self._transport.pull(self._pair_call(src, self.rank), out, src)
 
+    def check(self) -> None:
+        """Raise the CommError that an operation of this lane has run into since the last one was raised.
+
+        For devices, where an operation returns before it is done: call it after the stream was synchronised, or
+        after a captured graph was replayed. Waits for nothing. The next operation would raise it, too.
+        """
+        self._transport.check()
+
+    def warm_up(self) -> None:
+        """Prepare all that operations may need, so that none of them compiles anything. Communicates nothing."""
+        self._transport.warm_up()
+
     def abort(self, ranks: Iterable[int]) -> None:
         """Make every wait on the edges shared with ``ranks``, here and there, raise CommAborted promptly.
 

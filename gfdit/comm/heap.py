@@ -87,6 +87,12 @@ class Transport(Protocol):
     def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
         """One-way: fill ``target`` from ``rank``'s matching push."""
 
+    def check(self) -> None:
+        """Raise what operations so far have run into, if they do not raise themselves. Waits for none of them."""
+
+    def warm_up(self) -> None:
+        """Prepare all that operations may need, so that none of them has to. Communicates nothing."""
+
     def abort(self, ranks: Iterable[int]) -> None:
         """Make waits on the edges shared with ``ranks``, at both ends, raise CommAborted until a reset."""
 

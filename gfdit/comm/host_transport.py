@@ -131,6 +131,12 @@ class HostTransport:
                 self._pull(port, call, num_bytes, begin, address)
                 self._store(port.outbound_line + CREDIT_WORD, port.agreement.consume_one_way())
 
+    def check(self) -> None:
+        """Operations raise themselves."""
+
+    def warm_up(self) -> None:
+        """There is nothing to prepare."""
+
     def abort(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             port = self._ports[rank]

@@ -27,7 +27,9 @@ from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
 from gfdit.comm.selector import Selector
 from gfdit.kernels import edges, low_latency_all_reduce, low_latency_broadcast
+from gfdit.kernels.launch import launcher
 from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
+from gfdit.kernels.variants import all_variants
 
 _UNSIGNED = (1 << 64) - 1
 _HEADS = Choice(Path.PUSH, chunk_bytes=0, num_programs=1)
@@ -160,6 +162,12 @@ class KernelTransport:
         kind = int(self._state.status[edges.STATUS_KIND.value])
         if kind:
             raise self._failure(kind)
+
+    def warm_up(self) -> None:
+        variants = list(all_variants(self._heap.world_size, self._state.on_gpu))
+        # Ranks that share a disk cache begin with different ones.
+        first = self._rank * len(variants) // self._heap.world_size
+        launcher.warm_up([*variants[first:], *variants[:first]])
 
     @contextmanager
     def _operation(self, call: Call, peers: Sequence[int]) -> Iterator[None]:
