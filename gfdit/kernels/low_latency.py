@@ -51,6 +51,8 @@ from gfdit.kernels.memory import (
 # Pairs that a program moves in a turn, over all peers. On a GPU: four per thread.
 GPU_TILE_PAIRS = 512
 HOST_TILE_PAIRS = 1 << 14
+# Bytes of memory that are moved at once; a pair takes eight.
+PAYLOAD_WIDTHS = (8, 1)
 
 _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
@@ -64,8 +66,8 @@ def tile_pairs(group: int, ptx: bool) -> int:
 
 
 def payload_width(*values: int) -> int:
-    """8 if all these addresses, strides and sizes are multiples of 8, else 1."""
-    return 1 if any(value % 8 for value in values) else 8
+    """The widest of ``PAYLOAD_WIDTHS`` that divides all these addresses, strides and sizes."""
+    return next(width for width in PAYLOAD_WIDTHS if not any(value % width for value in values))
 
 
 @triton.jit

@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gfdit.kernels.barrier import barrier
 from gfdit.kernels.compiled import Variant
 from gfdit.kernels.launch import block_bytes
+from gfdit.kernels.low_latency import PAYLOAD_WIDTHS, tile_pairs
+from gfdit.kernels.low_latency_all_reduce import DTYPES, low_latency_all_reduce
+from gfdit.kernels.low_latency_broadcast import low_latency_pull, low_latency_push
+from gfdit.kernels.low_latency_exchange import low_latency_exchange
 from gfdit.kernels.members import MAX_PACKED
 from gfdit.kernels.push_exchange import push_exchange
 from gfdit.kernels.ulysses_exchange import ulysses_exchange
@@ -25,6 +30,8 @@ def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
     """What lanes of a heap of ``world_size`` ranks may launch; ``ptx``: on a GPU."""
     block = block_bytes(ptx)
     for group, packed in group_blocks(world_size):
+        yield Variant.of(barrier, num_warps=1, GROUP=group, PACKED=packed, PTX=ptx)
+        yield from _low_latency_variants(group, packed, ptx)
         for width in WIDTHS:
             common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
             yield Variant.of(push_exchange, **common)
@@ -32,6 +39,15 @@ def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
                 for num_tensors in (1,) if gather else _HEAD_TENSORS:
                     tuples = ((_ROW_FIELDS,) * num_tensors,)
                     yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
+
+
+def _low_latency_variants(group: int, packed: bool, ptx: bool) -> Iterator[Variant]:
+    for width in PAYLOAD_WIDTHS:
+        common: dict[str, Any] = {"GROUP": group, "WIDTH": width, "BLOCK": tile_pairs(group, ptx), "PTX": ptx}
+        for kernel in (low_latency_exchange, low_latency_push, low_latency_pull):
+            yield Variant.of(kernel, PACKED=packed, **common)
+        for dtype in DTYPES.values() if packed else ():
+            yield Variant.of(low_latency_all_reduce, DTYPE=dtype, **common)
 
 
 def group_blocks(world_size: int) -> list[tuple[int, bool]]:
