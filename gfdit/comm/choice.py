@@ -23,6 +23,7 @@ class Path(StrEnum):
     PULL = "pull"
     DIRECT_PULL = "direct_pull"
     DIRECT_PUSH = "direct_push"
+    COPY_ENGINE = "copy_engine"
 
 
 @dataclass(frozen=True, slots=True)

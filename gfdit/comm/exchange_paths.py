@@ -9,36 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from gfdit.comm.choice import Choice, Path, Site, Situation
+from gfdit.comm.choice import Path, Site, Situation
+from gfdit.comm.copy_engine import copy_engine, copy_engine_obstacle
 from gfdit.comm.even import EvenParts
-from gfdit.comm.heap import KernelHeap, Operation, PeerSlice
-from gfdit.comm.kernel_state import LaneState
+from gfdit.comm.exchange import Exchange
+from gfdit.comm.heap import Operation
 from gfdit.comm.layout import MAX_CHUNKS
 from gfdit.kernels import barrier as barrier_kernel
 from gfdit.kernels import low_latency_exchange, pull_exchange, push_exchange
-from gfdit.kernels.members import Members
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One operation, ready to launch. ``even`` is None exactly if the table of ``members`` is used.
-
-    ``parts`` are by rank; a rank without one neither sends nor receives anything. ``alignment``: all offsets
-    combined with "or".
-    """
-
-    heap: KernelHeap
-    state: LaneState
-    lane_index: int
-    members: Members
-    source: torch.Tensor
-    target: torch.Tensor
-    even: EvenParts | None
-    parts: Mapping[int, PeerSlice]
-    alignment: int
-    choice: Choice
 
 
 def barrier(exchange: Exchange) -> None:
@@ -80,7 +58,7 @@ def push(exchange: Exchange) -> None:
 
 
 def pull(exchange: Exchange) -> None:
-    area_stride, area_bytes = export_areas(exchange)
+    area_stride, area_bytes = exchange.export_areas()
     _pull(exchange, pull_exchange.STAGED_PULL, area_stride, area_bytes)
 
 
@@ -106,20 +84,11 @@ def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int =
     )
 
 
-def export_areas(exchange: Exchange) -> tuple[int, int]:
-    """How the export area is shared by the positions of a group: stride and size, multiples of 16."""
-    export_bytes = exchange.heap.layout.export_bytes
-    if exchange.members.operation == Operation.ALL_GATHER:  # everybody gets the same
-        return 0, export_bytes
-    area_bytes = export_bytes // exchange.members.size // 16 * 16
-    return area_bytes, area_bytes
-
-
 def _no_obstacle(situation: Situation, site: Site) -> str | None:
     return None
 
 
-def export_obstacle(situation: Situation, site: Site) -> str | None:
+def pull_obstacle(situation: Situation, site: Site) -> str | None:
     needed = situation.group_size * MAX_CHUNKS * 16  # 16 bytes for each program and position
     if site.layout.export_bytes < needed:
         return f"it needs {needed} export_bytes, the heap has {site.layout.export_bytes}"
@@ -146,7 +115,8 @@ PATHS: Mapping[Path, ExchangePath] = {
     Path.BARRIER: ExchangePath(barrier, barrier_obstacle),
     Path.LOW_LATENCY: ExchangePath(low_latency, low_latency_obstacle),
     Path.PUSH: ExchangePath(push, _no_obstacle),
-    Path.PULL: ExchangePath(pull, export_obstacle),
+    Path.PULL: ExchangePath(pull, pull_obstacle),
     Path.DIRECT_PULL: ExchangePath(direct_pull, _source_obstacle),
     Path.DIRECT_PUSH: ExchangePath(direct_push, _target_obstacle),
+    Path.COPY_ENGINE: ExchangePath(copy_engine, copy_engine_obstacle),
 }

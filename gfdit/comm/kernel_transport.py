@@ -18,7 +18,8 @@ from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_d
 from gfdit.comm.choice import Choice, Path, Situation
 from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.even import EvenParts, even_parts
-from gfdit.comm.exchange_paths import PATHS, Exchange
+from gfdit.comm.exchange import Exchange
+from gfdit.comm.exchange_paths import PATHS
 from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
 from gfdit.comm.heap_tensors import heap_addresses
@@ -75,6 +76,7 @@ class KernelTransport:
                 target=target,
                 even=even,
                 parts=parts,
+                num_bytes=call.num_bytes,
                 alignment=_combined(
                     even or [x for piece in peers for x in (piece.send_offset, piece.recv_offset)]
                 ),
@@ -193,7 +195,8 @@ class KernelTransport:
         self, call: Call, choice: Choice, even: EvenParts | None, parts: Mapping[int, PeerSlice]
     ) -> Members:
         if even is None:
-            return self._group(call, 0, self._table(call, choice, parts), packed=False)
+            digest = _digest(call, choice, call.num_bytes or 0, call.num_bytes or 0)
+            return self._group(call, digest, self._table(call, choice, parts), packed=False)
         return self._group(
             call, _digest(call, choice, even.num_bytes, even.num_bytes), self._no_table, packed=True
         )

@@ -1,0 +1,66 @@
+"""An exchange whose bytes are moved by plain device copies, which a GPU gives to its copy engines.
+
+Each rank copies what it sends into its export area. A barrier says that all have; each copies its parts out of the
+peers' areas; another barrier says that all have done so and the areas are free again. In rounds, if an area is
+smaller than what it has to hold. No multiprocessor works while the bytes travel, so compute on other streams goes
+on undisturbed; the price is two barriers, and every copy is an operation of the stream.
+
+After a failed barrier the copies still run, from areas that hold anything; the operation raises, and its edges
+refuse work until a reset.
+
+Reference: ``HostTransport.exchange``. Range: messages of megabytes beside compute. Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gfdit.comm.choice import Site, Situation
+from gfdit.comm.exchange import Exchange
+from gfdit.kernels import barrier
+
+
+def copy_engine_obstacle(situation: Situation, site: Site) -> str | None:
+    if situation.num_bytes is None:
+        return "only some members know how much the others exchange"
+    if site.layout.export_bytes < 16 * situation.group_size:
+        return f"the heap has {site.layout.export_bytes} export_bytes"
+    return None
+
+
+def copy_engine(exchange: Exchange) -> None:
+    assert exchange.num_bytes is not None
+    heap, members, parts = exchange.heap, exchange.members, exchange.parts
+    rank, size = heap.rank, members.size
+    area_stride, area_bytes = exchange.export_areas()
+    source, target = _bytes(exchange.source), _bytes(exchange.target)
+    own = parts.get(rank)
+    if own is not None and own.send_bytes:
+        _copy(target[own.recv_offset :], source[own.send_offset : own.send_offset + own.send_bytes])
+    others = [(members.index + distance) % size for distance in range(1, size)]
+    pieces = {position: parts[members.ranks[position]] for position in others if members.ranks[position] in parts}
+    for begin in range(0, max(exchange.num_bytes, 1), area_bytes):
+        area = exchange.export_area(rank)
+        for position, piece in pieces.items():
+            count = min(piece.send_bytes - begin, area_bytes)
+            # What is the same for everybody is put there once.
+            if count > 0 and (area_stride or position == others[0]):
+                first = piece.send_offset + begin
+                _copy(area[position * area_stride :], source[first : first + count])
+        barrier.run(members)
+        for position, piece in reversed(pieces.items()):
+            count = min(piece.recv_bytes - begin, area_bytes)
+            if count > 0:
+                area = exchange.export_area(members.ranks[position])[members.index * area_stride :]
+                _copy(target[piece.recv_offset + begin :], area[:count])
+        barrier.run(members)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """All of ``source`` to the begin of ``target``; nothing if it is there already."""
+    if target.data_ptr() != source.data_ptr():
+        target[: source.nbytes].copy_(source, non_blocking=True)

@@ -1,0 +1,49 @@
+"""One exchange (all-gather, all-to-all, barrier) on its way to the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from gfdit.comm.choice import Choice
+from gfdit.comm.even import EvenParts
+from gfdit.comm.heap import KernelHeap, Operation, PeerSlice
+from gfdit.comm.kernel_state import LaneState
+from gfdit.kernels.members import Members
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One operation, ready to launch. ``even`` is None exactly if the table of ``members`` is used.
+
+    ``parts`` are by rank; a rank without one neither sends nor receives anything. ``alignment``: all offsets
+    combined with "or". ``num_bytes``: the most on any edge of the group; None if only some members know.
+    """
+
+    heap: KernelHeap
+    state: LaneState
+    lane_index: int
+    members: Members
+    source: torch.Tensor
+    target: torch.Tensor
+    even: EvenParts | None
+    parts: Mapping[int, PeerSlice]
+    num_bytes: int | None
+    alignment: int
+    choice: Choice
+
+    def export_areas(self) -> tuple[int, int]:
+        """How the export area is shared by the positions of the group: stride and size, multiples of 16."""
+        export_bytes = self.heap.layout.export_bytes
+        if self.members.operation == Operation.ALL_GATHER:  # everybody gets the same
+            return 0, export_bytes
+        area_bytes = export_bytes // self.members.size // 16 * 16
+        return area_bytes, area_bytes
+
+    def export_area(self, rank: int) -> torch.Tensor:
+        """What ``rank`` lets its peers read on this lane, uint8."""
+        layout = self.heap.layout
+        begin = layout.export_offset(self.lane_index)
+        return self.heap.segment(rank)[begin : begin + layout.export_bytes]
