@@ -30,7 +30,8 @@ class Members:
     """The group of a launch, as every kernel takes it.
 
     ``lane``: the lane's constants on the device. ``table``: rows as above, or anything if ``packed``. ``digest``:
-    what tokens say (rows have their own, for what moves their bytes). ``ptx``: compiled for a GPU, else interpreted.
+    what tokens say (rows have their own, for what moves their
+    bytes). ``ptx``: compiled for a GPU, else interpreted.
     """
 
     lane: torch.Tensor
