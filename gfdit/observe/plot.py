@@ -152,20 +152,22 @@ def _draw_spans(axes: Axes, spans: Sequence[Span], colours: Mapping[str, str], *
     line_width = 0.4 if widths_in and widths_in[len(widths_in) // 2] > 0.05 else 0.0
     if not line_width:
         spans, line_width = _joined(spans, gap_s=0.02 / inches_per_s), 0.25
-    for (request, kind), group in groupby(sorted(spans, key=_look), key=_look):
-        bars = list(group)
+    # What looks alike is drawn at once: that is what drawing costs.
+    alike: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for span in spans:
+        colour = "#222222" if span.kind == MIGRATE else colours[span.request]
+        alike.setdefault((colour, span.kind, span.rank), []).append((span.start_s, span.duration_s))
+    for (colour, kind, rank), bars in alike.items():
         height = _MIGRATION_HEIGHT if kind == MIGRATE else _BAR_HEIGHT
-        for rank, members in groupby(sorted(bars, key=_place), key=lambda span: span.rank):
-            bottom = rank + _BAR_HEIGHT / 2 - height if kind == MIGRATE else rank - height / 2
-            axes.broken_barh(
-                [(span.start_s, span.duration_s) for span in members],
-                (bottom, height),
-                facecolor="#222222" if kind == MIGRATE else colours[request],
-                edgecolor="white",
-                linewidth=line_width,
-                hatch=_HATCHES.get(kind),
-                zorder=3 if kind == MIGRATE else 2,
-            )
+        axes.broken_barh(
+            bars,
+            (rank + _BAR_HEIGHT / 2 - height if kind == MIGRATE else rank - height / 2, height),
+            facecolor=colour,
+            edgecolor="white",
+            linewidth=line_width,
+            hatch=_HATCHES.get(kind),
+            zorder=3 if kind == MIGRATE else 2,
+        )
     for label in _labels(spans, colours):
         needed_s = len(label.text) * _CHAR_WIDTH_IN / inches_per_s
         if label.end_s - label.start_s >= needed_s:
@@ -214,10 +216,6 @@ def _labels(spans: Sequence[Span], colours: Mapping[str, str]) -> list[_Label]:
         longest = max(run, key=lambda span: span.duration_s)
         labels.append(_Label(text, _ink(colours[request]), run[0].start_s, run[-1].end_s, longest))
     return labels
-
-
-def _look(span: Span) -> tuple[str, str]:
-    return span.request, span.kind
 
 
 def _place(span: Span) -> tuple[int, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import statistics
 import threading
 from collections.abc import Callable
@@ -20,6 +22,8 @@ from gfdit.sim.sweep import BOUND, Grid, Point, num_cases, run_sweep
 from gfdit.sim.trace import write_trace
 from tests.sim.tables import line, table
 
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = {"sim": ["--jobs", "1"], "sweep": ["--jobs", "1"]}
 STARVES = (
     "from gfdit.core import Decision\n"
     "class Lazy:\n    name = 'lazy'\n    def schedule(self, view): return Decision()\n"
@@ -276,3 +280,13 @@ def test_mistakes(
 ) -> None:
     assert told in error_of(capsys, lambda: call(*args))
     assert not Path("p").exists()
+
+
+def test_the_commands_in_the_documentation_run(here: Path) -> None:
+    text = (ROOT / "docs" / "comparing.md").read_text()
+    blocks = re.findall(r"```\n(gfdit .*?)```", text, flags=re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    assert [command[1] for command in commands] == ["workload", "sim", "sweep"]
+    for command in commands:
+        assert command[0] == "gfdit" and cli.main([*command[1:], *JOBS.get(command[1], [])]) == 0, command
+    assert Path("runs.png").exists() and (here / "plots" / "lanes.png").exists()
