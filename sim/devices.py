@@ -11,11 +11,15 @@ from gfdit.sim.rank_faults import Slowness
 
 @dataclass(slots=True)
 class Execution:
-    """A dispatch on its ranks; ``start_s`` is in the future while it waits for copies."""
+    """A dispatch on its ranks; ``start_s`` is in the future while it waits for copies.
+
+    ``seconds`` is what it takes, without the rounding of end minus start: a right cost model stays as it is.
+    """
 
     command: cmd.RunTask
     start_s: float
     end_s: float
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -57,7 +61,8 @@ class Devices:
         end_s = start_s + seconds
         if self._options.slow_ranks:
             end_s = self._slowness.end_s(start_s, seconds, command.layout.ranks)
-        execution = self._executions[command.dispatch_id] = Execution(command, start_s, end_s)
+            seconds = end_s - start_s
+        execution = self._executions[command.dispatch_id] = Execution(command, start_s, end_s, seconds)
         return execution
 
     def finish(self, execution: Execution) -> bool:
@@ -84,7 +89,7 @@ class Devices:
             copy.end_s = now_s
             del self._copies[copy.command.migration_id]
         for execution in executions:
-            execution.end_s = now_s
+            execution.end_s, execution.seconds = now_s, max(0.0, now_s - execution.start_s)
             del self._executions[execution.command.dispatch_id]
         self._copies_end_s[rank] = now_s
         return executions, copies

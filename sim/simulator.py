@@ -132,13 +132,16 @@ class Simulator:
         """Until nothing is left to happen; to be called once."""
         self._timeline = timeline
         while self._queue:
-            self._now_s, _, happen, what = heapq.heappop(self._queue)
-            happen(what)
+            self._happen_next()
         self._control.check_integrity()
         starved = {request.trace.id for request in self._result.requests if request.status is Status.STARVED}
         assert starved == self._control.state.requests.keys(), "a request was lost"
         assert starved or self._control.idle, "something is left that no request needs"
         return self._result
+
+    def _happen_next(self) -> None:
+        self._now_s, _, happen, what = heapq.heappop(self._queue)
+        happen(what)
 
     def _at(self, time_s: float, happen: Callable[[Any], None], what: Any) -> None:
         self._num_queued += 1
@@ -162,9 +165,9 @@ class Simulator:
             return
         self._num_wake_ups = 0
         self._account(execution)
-        command, seconds = execution.command, execution.end_s - execution.start_s
+        command = execution.command
         for rank in command.layout.ranks:
-            self._tell(ev.TaskFinished(command.dispatch_id, rank, seconds))
+            self._tell(ev.TaskFinished(command.dispatch_id, rank, execution.seconds))
 
     def _finish_copy(self, copy: Copy) -> None:
         if self._devices.finish_copy(copy):
@@ -255,8 +258,8 @@ class Simulator:
 
     def _account(self, execution: Execution) -> None:
         run, command = self._result, execution.command
-        layout, seconds = command.layout, execution.end_s - execution.start_s
-        if seconds <= 0:
+        layout, seconds = command.layout, execution.seconds
+        if seconds == 0:
             return  # lost before it began
         run.num_tasks += len(command.tasks)
         run.first_start_s = min(run.first_start_s, execution.start_s)

@@ -5,6 +5,7 @@ import importlib
 
 TARGETS = {
     "serve": ("gfdit.cli.bench_serve", "replay a trace against a running server"),
+    "control": ("gfdit.cli.bench_control", "measure simulations, the control plane and the policies"),
 }
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from gfdit.sim.compare import PolicyChoice
 
 
-def add_policy_options(parser: argparse.ArgumentParser) -> None:
+def add_policy_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Each `--policy-arg` belongs to the `--policy` before it; with a single policy the order is free."""
     parser.add_argument(
         "--policy",
         action=_InOrder,
-        required=True,
+        required=required,
         help="a name (see `gfdit policies`), module:Class or file.py:Class; repeat to compare",
     )
     parser.add_argument(

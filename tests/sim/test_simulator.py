@@ -24,6 +24,7 @@ from gfdit.core import (
     TaskKind,
 )
 from gfdit.core.cost_file import ArtifactSize
+from gfdit.core.cost_table import TableCostModel
 from gfdit.observe.timeline import MIGRATE, TimelineWriter, read_timeline
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -66,6 +67,16 @@ def test_a_migration_delays_the_dispatch_that_waits_for_it(tmp_path: Path) -> No
     moves = [(span.rank, span.task, span.ranks, span.duration_s) for span in spans if span.kind == MIGRATE]
     assert len(moves) == 6 and all(seconds == approx(MIGRATION_S) for *_, seconds in moves)
     assert {task for _, task, ranks, _ in moves if ranks == (1, 0)} == {"a/latents/2"}
+
+
+def test_what_is_measured_without_jitter_is_exactly_what_was_expected() -> None:
+    """Else rounding would change the policy's estimates from task to task."""
+    trace = [line(f"r{i}", 0.1 * i, num_steps=7) for i in range(5)]
+    simulator = Simulator(RandomLayout(), table(), trace, SimulationOptions(4, dispatch_latency_s=0.01))
+    simulator.run()
+    cost = simulator._control.cost
+    assert isinstance(cost, TableCostModel) and len(cost.measured) > 4
+    assert {measured.ratio for measured in cost.measured.values()} == {1.0}
 
 
 def test_dispatch_latency_is_paid_by_every_task() -> None:
