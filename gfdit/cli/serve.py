@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gfdit.core.cost_file import CostTable
 from gfdit.core.policy_loading import load_policy
+from gfdit.omni.settings import Settings
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
 DEFAULT_POLICY = "equipartition"
@@ -45,6 +47,8 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     load_policy(settings["policy"], settings["policy_args"])
     if args.model_name:
         settings["model_name"] = args.model_name
+    if args.costs is not None:
+        check_costs(args.costs, Settings(model_name=args.model_name).name_of(args.model))
     for name in ("costs", "timeline", "record"):
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
@@ -58,6 +62,13 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"vLLM is not installed beside {sys.executable}")
     override = ["--stage-overrides", json.dumps({"0": stage})]
     return [str(program), "serve", args.model, "--omni", "--port", str(args.port), *override, *args.passthrough]
+
+
+def check_costs(path: Path, model: str) -> None:
+    """Raises ValueError for a cost table that is wrong or knows nothing of the model."""
+    known = dict.fromkeys(entry.model for entry in CostTable.load(path).entries)
+    if model not in known:
+        raise ValueError(f"{path} has no times of {model!r}, known: {', '.join(known)}; see --model-name")
 
 
 def parse_policy_args(items: list[str]) -> dict[str, str]:

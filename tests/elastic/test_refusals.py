@@ -12,6 +12,8 @@ from gfdit.cli.main import main
 from gfdit.omni.plugin import prepare_cpu_process
 from tests.support.server import ServerError, free_port, start_server
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.mark.parametrize(
     ("argv", "message"),
@@ -21,6 +23,11 @@ from tests.support.server import ServerError, free_port, start_server
         (["--policy-arg", "group_size"], "--policy-arg takes KEY=VALUE"),
         (["--ranks", "0"], "--ranks must be at least 1"),
         (["./no-such-model"], "there is no checkpoint directory ./no-such-model"),
+        (
+            ["--costs", str(ROOT / "sim/costs/qwen-image-h20.json")],
+            "has no times of 'some/model', known: qwen-image; see --model-name",
+        ),
+        (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
     ],
 )
 def test_serve_refuses_before_it_starts(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
