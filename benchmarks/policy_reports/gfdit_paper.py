@@ -51,7 +51,7 @@ def run(report: Report) -> None:
     }
     wan_8, qwen_4, wan_4 = sweeps.values()
     claims = [
-        _edf_is_best(sweeps),
+        edf_is_best(sweeps),
         *_single_rank_wins_on_qwen(qwen_4),
         _static_collapses(wan_8, qwen_4),
         _crossing(wan_4),
@@ -124,7 +124,7 @@ def _grid(
     )
 
 
-def _edf_is_best(sweeps: dict[str, Sweep]) -> Claim:
+def edf_is_best(sweeps: dict[str, Sweep]) -> Claim:
     texts, clear = [], False
     for title, sweep in sweeps.items():
         points = [point for point in sweep.points if point.load is not None and point.load <= 1.0]

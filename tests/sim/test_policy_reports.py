@@ -1,0 +1,101 @@
+"""The reports on the policies: verdicts follow the numbers, in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.policy_reports import gaps
+from benchmarks.policy_reports.claims import Claim, claims_table, count_led, rivals_of
+from benchmarks.policy_reports.gfdit_paper import EDF, OTHERS, edf_is_best
+from benchmarks.policy_reports.report import Report
+from gfdit.sim.compare import PolicyChoice
+from gfdit.sim.optimum import optimal_num_met
+from gfdit.sim.options import SimulationOptions
+from gfdit.sim.sweep import Cell, Grid, Point, Sweep
+from tests.sim.tables import table
+
+POINT = Point("short", 0.9)
+
+
+def made_up(edf: tuple[float, ...], others: tuple[float, ...], point: Point = POINT) -> Sweep:
+    """Attainment by seed."""
+    values = {EDF: edf, **dict.fromkeys(OTHERS, others)}
+    return Sweep(
+        tuple(
+            Cell(point, seed, policy, {"slo_attainment_grace": attainments[seed]})
+            for seed in range(len(edf))
+            for policy, attainments in values.items()
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("edf", "others", "holds"),
+    [
+        ((0.9, 0.8, 0.7), (0.5, 0.5, 0.5), True),
+        ((0.9, 0.8, 0.7), (0.91, 0.81, 0.71), False),
+        # Ahead on average, but seeds alone may explain it.
+        ((0.9, 0.8, 0.7), (0.6, 0.9, 1.0), True),
+    ],
+)
+def test_a_claim_of_being_best_follows_the_numbers(
+    edf: tuple[float, ...], others: tuple[float, ...], holds: bool
+) -> None:
+    assert edf_is_best({"made up": made_up(edf, others)}).holds is holds
+
+
+def test_overload_is_not_counted_against_it() -> None:
+    overload = made_up((0.1, 0.1, 0.1), (0.9, 0.8, 0.9), Point("short", 1.2))
+    below = made_up((0.9, 0.9, 0.9), (0.1, 0.2, 0.1))
+    assert edf_is_best({"made up": Sweep(overload.cells + below.cells)}).holds
+
+
+def test_who_is_ahead_is_named() -> None:
+    sweep = made_up((0.5, 0.5, 0.5), (0.6, 0.7, 0.8))
+    rivals = rivals_of(sweep, EDF, OTHERS[:1], sweep.points)
+    text = count_led(len(sweep.points), rivals)
+    assert text.startswith("nobody ahead in 0 of 1 points") and f"{OTHERS[0]} at short, load 0.9 by 20.0 ±" in text
+    assert rivals_of(sweep, OTHERS[0], [EDF], sweep.points) == []
+
+
+def test_verdicts_are_written_out() -> None:
+    claims = [Claim("a", "1", "x", True), Claim("b", "2", "y", False, "because"), Claim("c", "3", "z", None)]
+    rows = claims_table(claims)[2:]
+    assert [row.split(" | ")[-1] for row in rows] == [
+        "**holds** |",
+        "**does not hold**: because |",
+        "not judged here |",
+    ]
+
+
+def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -> None:
+    source = {"date": "2026-01-01", "commit": "abc", "command": "make report", "python": "3.11"}
+    report = Report("r", "Title", tmp_path, source, num_seeds=2, num_processes=1)
+    grid = Grid(
+        table(),
+        (PolicyChoice("fcfs"),),
+        ("short",),
+        report.seeds,
+        SimulationOptions(2),
+        loads=(0.5,),
+        num_steps=2,
+    )
+    sweep = report.sweep("s", grid)
+    report.add("text")
+    report.write()
+    written = (tmp_path / "r.md").read_text()
+    assert written.startswith("# Title\n\n- 2026-01-01, commit abc") and written.endswith("text\n")
+    (mean,) = json.loads((tmp_path / "r.json").read_text())["sweeps"]["s"]
+    found = sweep.estimate(sweep.points[0], "fcfs", "slo_attainment")
+    assert found is not None and mean["slo_attainment"]["mean"] == found.mean
+
+
+def test_small_instances_are_small_enough_for_the_optimum() -> None:
+    costs = gaps.small_table()
+    traces = [gaps.small_trace(costs, seed) for seed in range(30)]
+    shortest = min(traces, key=lambda trace: sum(request.num_steps for request in trace))
+    assert 0 < optimal_num_met(shortest, costs, num_ranks=gaps.SMALL_RANKS) <= len(shortest)
+    assert {len(trace) for trace in traces} == {3, 4, 5, 6}
