@@ -165,8 +165,8 @@ def _markdown(report: dict[str, Any]) -> str:
         "",
         *("| " + " | ".join(line) + " |" for line in table),
         "",
-        f"- Tasks/s: simulations of {settings['requests']} and {GROWTH * settings['requests']} requests, 50 steps, "
-        f"`{SPEED_COSTS}`, {SPEED_RANKS} ranks, load {SPEED_LOAD}; the fastest of {settings['repeats']}",
+        f"- Tasks/s: simulations of {settings['requests']} and {GROWTH * settings['requests']} requests, "
+        f"50 steps, `{SPEED_COSTS}`, {SPEED_RANKS} ranks, load {SPEED_LOAD}; the fastest of {settings['repeats']}",
         f"- The other columns: a request arrives for each that ends; `{STEADY_COSTS}`, the sizes of "
         f"`{STEADY_WORKLOAD}`; {settings['tasks']} tasks, after as many to warm up",
         "- Control plane, policy: share of one core that each needs to keep up; step: mean time of a task there",

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfdit.core import (
@@ -20,6 +21,7 @@ from gfdit.core import (
     UnknownCostError,
     trajectory,
 )
+from gfdit.core.calibration import WINDOW, Measured
 from gfdit.core.cost_table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
 from gfdit.core.tasks import artifact_kind
 
@@ -301,6 +303,42 @@ def test_measurements_correct_their_own_key_and_outliers_do_not_matter() -> None
     assert measured.count == 6
     assert measured.ratio == pytest.approx(2.0)
     assert measured.spread == 0.0
+
+
+@settings(max_examples=30)
+@given(
+    good=st.lists(st.floats(0.9, 1.1), min_size=WINDOW // 2 + 1, max_size=WINDOW // 2 + 1),
+    outliers=st.lists(st.floats(1e-6, 1e6), max_size=WINDOW // 2),
+    data=st.data(),
+)
+def test_a_minority_of_outliers_leaves_estimate_and_spread_among_the_others(
+    good: list[float], outliers: list[float], data: st.DataObject
+) -> None:
+    model = TableCostModel(table())
+    for ratio in data.draw(st.permutations([*good, *outliers])):
+        model.observe(task(512), on(SP1), 0.155 * ratio)
+    (measured,) = model.measured.values()
+    assert min(good) - 1e-9 <= measured.ratio <= max(good) + 1e-9
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(0.155 * measured.ratio)
+    assert measured.count == len(good) + len(outliers)
+    assert measured.spread <= (max(good) - min(good)) / measured.ratio + 1e-9
+
+
+def test_a_majority_of_outliers_is_no_minority() -> None:
+    """The bound of the test before is sharp."""
+    model = TableCostModel(table())
+    for ratio in [1.0] * (WINDOW // 2) + [9.0] * (WINDOW // 2 + 1):
+        model.observe(task(512), on(SP1), 0.155 * ratio)
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(9 * 0.155)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=60))
+def test_the_ratio_is_the_lower_median_of_the_last_measurements(ratios: list[float]) -> None:
+    measured = Measured()
+    for count, ratio in enumerate(ratios, start=1):
+        measured.add(ratio)
+        recent = sorted(ratios[max(0, count - WINDOW) : count])
+        assert measured.ratio == statistics.median_low(recent) and measured.count == count
 
 
 def test_spread_is_relative_to_the_ratio() -> None:
