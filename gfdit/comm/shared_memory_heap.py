@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import mmap
 import os
 import secrets
@@ -23,61 +22,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from gfdit.comm.futex import default_waiter
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, DEFAULT_SLOT_BYTES, HeapDescriptor, Lanes
 from gfdit.comm.heap_tensors import HeapTensors
 from gfdit.comm.host_transport import HostTransport
-from gfdit.comm.layout import SegmentLayout
 from gfdit.comm.memory_order import memory_fence
 
 _PREFIX = "gfdit-heap-"
 # Longer than anyone takes between create and attach, when a heap has no user that holds its lock yet.
 _ABANDONED_AFTER_S = 3600.0
-DEFAULT_LANES = ("compute", "migration")
-DEFAULT_SLOT_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class HeapDescriptor:
-    """All a rank needs to attach. Pickles, and goes through JSON with ``to_json`` / ``from_json``."""
-
-    path: str
-    session: int
-    world_size: int
-    lanes: tuple[str, ...]
-    slot_bytes: int
-    scratch_bytes: int
-    low_latency_bytes: int = 0
-    export_bytes: int = 0
-    multicast_bytes: int = 0
-
-    @property
-    def layout(self) -> SegmentLayout:
-        return SegmentLayout(
-            self.world_size,
-            len(self.lanes),
-            self.slot_bytes,
-            self.scratch_bytes,
-            self.low_latency_bytes,
-            self.export_bytes,
-            self.multicast_bytes,
-        )
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> HeapDescriptor:
-        fields = json.loads(text)
-        return cls(**{**fields, "lanes": tuple(fields["lanes"])})
-
-    def unlink(self) -> None:
-        """Remove the name. For the owner, once every rank attached or at the end; harmless twice."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
 
 
 class SharedMemoryHeap:
@@ -108,16 +65,20 @@ class SharedMemoryHeap:
         transport needs no ``low_latency_bytes``, ``export_bytes`` and ``multicast_bytes``; kernels do.
         Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
         """
-        if len(set(lanes)) != len(lanes):
-            raise ValueError(f"lane names must differ, got {tuple(lanes)}")
-        session = secrets.randbits(63)
-        sizes = (slot_bytes, scratch_bytes, low_latency_bytes, export_bytes, multicast_bytes)
-        descriptor = HeapDescriptor("", session, world_size, tuple(lanes), *sizes)
-        layout = descriptor.layout
+        descriptor = HeapDescriptor.make(
+            "shared_memory",
+            world_size,
+            lanes,
+            slot_bytes=slot_bytes,
+            scratch_bytes=scratch_bytes,
+            low_latency_bytes=low_latency_bytes,
+            export_bytes=export_bytes,
+            multicast_bytes=multicast_bytes,
+        )
         directory = _directory()
         _remove_abandoned(directory)
         path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
-        _reserve(path, layout.segment_bytes * world_size)
+        _reserve(path, descriptor.layout.segment_bytes * world_size)
         return replace(descriptor, path=path)
 
     @classmethod
@@ -126,15 +87,13 @@ class SharedMemoryHeap:
         return cls(descriptor, rank)
 
     def __init__(self, descriptor: HeapDescriptor, rank: int) -> None:
-        if not 0 <= rank < descriptor.world_size:
-            raise ValueError(f"rank {rank} is not in a world of {descriptor.world_size}")
+        descriptor.check_rank(rank)
         self.descriptor = descriptor
         self.layout = descriptor.layout
         self._rank = rank
         self._fence = memory_fence()
         self._waiter = default_waiter()
-        self._opened: set[str] = set()
-        self._closed = False
+        self._lanes = Lanes(rank, descriptor.lanes)
         self._fd = os.open(descriptor.path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         self._map = mmap.mmap(self._fd, self.layout.segment_bytes * descriptor.world_size)
@@ -181,17 +140,11 @@ class SharedMemoryHeap:
         return self.segment(rank)[begin : begin + self.descriptor.scratch_bytes]
 
     def open_lane(self, lane: str, *, timeout_s: float) -> HostTransport:
-        if self._closed:
-            raise ValueError(f"the heap of rank {self._rank} is closed")
-        if lane not in self.lanes:
-            raise ValueError(f"unknown lane {lane!r}; this heap has {', '.join(self.lanes)}")
-        if lane in self._opened:
-            raise ValueError(f"lane {lane!r} of rank {self._rank} is already open; use comm.lane({lane!r})")
-        self._opened.add(lane)
+        lane_index = self._lanes.open(lane)
         return self._transport_class(
             rank=self._rank,
             lane=lane,
-            lane_index=self.lanes.index(lane),
+            lane_index=lane_index,
             layout=self.layout,
             words=self._words,
             address=self._address,
@@ -202,9 +155,9 @@ class SharedMemoryHeap:
 
     def close(self) -> None:
         """Unmap and drop the lock. Memory still viewed by a tensor is unmapped when the tensor goes."""
-        if self._closed:
+        if self._lanes.closed:
             return
-        self._closed = True
+        self._lanes.closed = True
         self._words.release()
         with contextlib.suppress(BufferError):
             self._map.close()
