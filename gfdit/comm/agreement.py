@@ -71,7 +71,7 @@ _INSTANCE_MASK = (1 << INSTANCE_BITS) - 1
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 _DIGEST_MASK = (1 << DIGEST_BITS) - 1
 _DIGEST_SHIFT = INSTANCE_BITS + GENERATION_BITS
-CREDIT_DIGEST = 1
+CREDIT_DIGEST = 1  # of credit; no operation has it
 _pack_call = struct.Struct("<BQ").pack
 
 
@@ -82,13 +82,23 @@ def group_seed(session: int, ranks: Sequence[int]) -> int:
 
 
 def edge_digest(seed: int, operation: int, num_bytes: int) -> int:
-    """24-bit, non-zero digest of one operation of a group, moving ``num_bytes`` over this edge."""
-    return zlib.crc32(_pack_call(operation, num_bytes), seed) & _DIGEST_MASK or 1
+    """24-bit digest of one operation of a group, moving ``num_bytes`` over this edge: above CREDIT_DIGEST."""
+    return max(zlib.crc32(_pack_call(operation, num_bytes), seed) & _DIGEST_MASK, CREDIT_DIGEST + 1)
 
 
 def make_token(digest: int, generation: int, instance: int) -> int:
     """Pack the three fields; generation and instance are taken modulo their widths."""
     return digest << _DIGEST_SHIFT | (generation & _GENERATION_MASK) << INSTANCE_BITS | (instance & _INSTANCE_MASK)
+
+
+def digest_of(token: int) -> int:
+    """What ``make_token`` was given."""
+    return token >> _DIGEST_SHIFT
+
+
+def instance_of(token: int) -> int:
+    """What ``make_token`` was given, modulo its width."""
+    return token & _INSTANCE_MASK
 
 
 def is_behind(observed: int, expected: int) -> bool:

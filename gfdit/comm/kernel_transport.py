@@ -10,29 +10,29 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_digest, make_token
 from gfdit.comm.choice import Choice, Path, Situation
-from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
 from gfdit.comm.exchange_paths import PATHS
 from gfdit.comm.heads import HeadExchange, exchange_by_copies
-from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
+from gfdit.comm.heap import Call, KernelHeap, PeerSlice
 from gfdit.comm.heap_tensors import heap_addresses
+from gfdit.comm.kernel_failures import KernelFailures
 from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, launch_exchange, table_rows
 from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
+from gfdit.comm.one_way_paths import ONE_WAY_PATHS, OneWay
 from gfdit.comm.selector import Selector
-from gfdit.kernels import edges, low_latency_all_reduce, low_latency_broadcast
+from gfdit.kernels import edges, low_latency_all_reduce
 from gfdit.kernels.launch import launcher
 from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
 from gfdit.kernels.variants import all_variants
 
-_UNSIGNED = (1 << 64) - 1
 _HEADS = Choice(Path.PUSH, chunk_bytes=0, num_programs=1)
 
 
@@ -56,9 +56,10 @@ class KernelTransport:
         self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
         self._heap_addresses = heap_addresses(heap)
         self._busy = threading.Lock()
-        # What the host knows of an edge: its generation, and why it needs a reset.
+        self._failures = KernelFailures(self._rank, lane, self._state, timeout_s)
+        self._side_stream = torch.cuda.Stream(heap.device) if self._state.on_gpu else None
+        # Of an agreement, the host knows the generation.
         self._agreements = {peer: EdgeAgreement() for peer in range(heap.world_size) if peer != self._rank}
-        self._broken: dict[int, str] = {}
 
     def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
         parts = {piece.rank: piece for piece in peers}
@@ -111,34 +112,29 @@ class KernelTransport:
 
     def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
         with self._operation(call, ranks):
-            choice, members = self._one_way(call, source.nbytes)
-            if choice.path is Path.LOW_LATENCY:
-                address, programs = source.data_ptr(), choice.num_programs
-                low_latency_broadcast.run_push(members, address, source.nbytes, num_programs=programs)
-                return
-            raise NotImplementedError
+            operation = self._one_way(call, source)
+            ONE_WAY_PATHS[operation.choice.path].push(operation)
 
     def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
         with self._operation(call, [rank]):
-            choice, members = self._one_way(call, target.nbytes)
-            if choice.path is Path.LOW_LATENCY:
-                address, programs = target.data_ptr(), choice.num_programs
-                low_latency_broadcast.run_pull(members, address, target.nbytes, num_programs=programs)
-                return
-            raise NotImplementedError
+            operation = self._one_way(call, target)
+            ONE_WAY_PATHS[operation.choice.path].pull(operation)
 
-    def _one_way(self, call: Call, num_bytes: int) -> tuple[Choice, Members]:
-        """How to move ``num_bytes`` from the first of the call's ranks to others."""
-        choice = self.selector.choose(Situation(call.operation, len(call.ranks), num_bytes))
+    def _one_way(self, call: Call, tensor: torch.Tensor) -> OneWay:
+        """Ready to move all bytes of ``tensor`` from the first of the call's ranks to others."""
+        size = tensor.nbytes
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), size))
         packed = len(call.ranks) <= MAX_PACKED
-        table = self._no_table if packed else self._table(call, choice, {})
-        return choice, self._group(call, _digest(call, choice, num_bytes, num_bytes), table, packed)
+        table = self._no_table if packed else self._kept_table([_row(rank) for rank in call.ranks])
+        members = self._group(call, _digest(call, choice, size, 0), table, packed)
+        return OneWay(members, tensor.data_ptr(), size, choice)
 
     def abort(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            mark = self._agreements[rank].generation << 1 | 1
-            for owner, peer in ((self._rank, rank), (rank, self._rank)):
-                self._line(owner, peer)[ABORT_WORD] = mark
+        with self._aside():
+            for rank in ranks:
+                mark = self._agreements[rank].generation << 1 | 1
+                for owner, peer in ((self._rank, rank), (rank, self._rank)):
+                    self._line(owner, peer)[ABORT_WORD] = mark
 
     def reset(self, ranks: Iterable[int], generation: int | None = None) -> None:
         ranks = list(ranks)
@@ -146,6 +142,8 @@ class KernelTransport:
         try:
             generations = [self._agreements[rank].next_generation(generation) for rank in ranks]
             self._synchronize()
+            # Only a launch that was cut short, which the interpreter's can be, leaves anything here.
+            self._state.state[: edges.STATE_WORDS] = 0
             for rank, new in zip(ranks, generations, strict=True):
                 self._agreements[rank].reset(new)
                 edge = self._state.edge(rank)
@@ -154,16 +152,16 @@ class KernelTransport:
                 self._low_latency_slots(rank).zero_()
                 # Only now may the peer's kernels store into them.
                 self._line(rank, self._rank)[ARMED_WORD] = make_token(CREDIT_DIGEST, new, 0)
-                self._broken.pop(rank, None)
+                self._failures.forget(rank)
             self._synchronize()
         finally:
             self._busy.release()
 
     def check(self) -> None:
         """Raise what the kernels launched so far have run into; waits for nothing unless it raises."""
-        kind = int(self._state.status[edges.STATUS_KIND.value])
-        if kind:
-            raise self._failure(kind)
+        if self._failures.reported():
+            self._synchronize()
+            raise self._failures.take()
 
     def warm_up(self) -> None:
         variants = list(all_variants(self._heap.world_size, self._state.on_gpu))
@@ -176,12 +174,12 @@ class KernelTransport:
         self._enter()
         try:
             self.check()
-            for peer in peers:
-                if peer in self._broken:
-                    detail = f"{call.describe()}; the edge needs a reset since {self._broken[peer]}"
-                    operation = call.operation.name.lower()
-                    raise CommAborted(self._rank, (peer, self._rank), 0, 0, self._lane, operation, detail)
-            yield
+            self._failures.refuse_broken(call, peers)
+            try:
+                yield
+            except BaseException as error:  # the peers have issued it, or will
+                self._failures.mark(peers, type(error).__name__)
+                raise
             if not self._state.on_gpu:
                 self.check()
         finally:
@@ -202,9 +200,9 @@ class KernelTransport:
         )
 
     def _group(self, call: Call, digest: int, table: torch.Tensor, packed: bool) -> Members:
-        index = call.ranks.index(self._rank)
-        lane, ptx = self._state.constants, self._state.on_gpu
-        return Members(lane, call.ranks, index, digest, call.operation, table, packed, ptx)
+        """For one launch: its label is new."""
+        index, label = call.ranks.index(self._rank), self._failures.label(call)
+        return Members(self._state.constants, call.ranks, index, digest, label, table, packed, self._state.on_gpu)
 
     def _table(self, call: Call, choice: Choice, parts: Mapping[int, PeerSlice]) -> torch.Tensor:
         """Byte ranges by position, in device memory; written by the first operation that has them, then kept."""
@@ -214,7 +212,7 @@ class KernelTransport:
             forth, back = piece.send_bytes, piece.recv_bytes
             # One digest for both directions of an edge: that from the smaller rank comes first.
             digest = _digest(call, choice, *((forth, back) if self._rank < rank else (back, forth)))
-            rows.append((*piece, digest, *(0,) * (ROW_WORDS - 6)))
+            rows.append(_row(*piece, digest))
         return self._kept_table(rows)
 
     def _kept_table(self, rows: list[tuple[int, ...]]) -> torch.Tensor:
@@ -223,27 +221,9 @@ class KernelTransport:
             table = self._tables[key] = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)
         return table
 
-    def _failure(self, kind: int) -> CommError:
-        """The error in the status cell, which is cleared; the edges of its operation are remembered as broken."""
-        self._synchronize()
-        status = self._state.status.tolist()
-        self._state.status.zero_()
-        kinds = {
-            edges.TIMED_OUT.value: CommTimeout,
-            edges.MISMATCHED.value: CommMismatch,
-            edges.ABORTED.value: CommAborted,
-        }
-        peer, expected, observed = (
-            status[field.value] for field in (edges.STATUS_PEER, edges.STATUS_EXPECTED, edges.STATUS_OBSERVED)
-        )
-        operation = Operation(status[edges.STATUS_OPERATION.value]).name.lower()
-        error = kinds[kind](
-            self._rank, (peer, self._rank), expected & _UNSIGNED, observed & _UNSIGNED, self._lane, operation
-        )
-        for other in self._agreements:
-            if int(self._state.edge(other)[edges.EDGE_BROKEN.value]):
-                self._broken.setdefault(other, f"'{error}'")
-        return error
+    def _aside(self) -> AbstractContextManager[object]:
+        """A stream of its own: the lane's may be waiting for what is about to be aborted."""
+        return torch.cuda.stream(self._side_stream) if self._side_stream else nullcontext()
 
     def _synchronize(self) -> None:
         if self._state.on_gpu:
@@ -267,6 +247,10 @@ def _combined(offsets: Iterable[int]) -> int:
     for offset in offsets:
         combined |= offset
     return combined
+
+
+def _row(*words: int) -> tuple[int, ...]:
+    return (*words, *(0,) * (ROW_WORDS - len(words)))
 
 
 def _digest(call: Call, choice: Choice, forth_bytes: int, back_bytes: int) -> int:

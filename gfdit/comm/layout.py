@@ -29,7 +29,8 @@ ABORT_WORD = 1
 ARMED_WORD = 2  # the receiver cleared its low-latency slots in this generation
 OFFSET_WORD = 4  # NUM_SLOTS words: where in the writer's segment the data is, for transfers without staging
 SIGNAL_WORD = 16  # NUM_SLOTS x MAX_CHUNKS tokens
-LINE_BYTES = (SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS) * WORD_BYTES
+CHANNEL_CREDIT_WORD = SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS  # MAX_CHUNKS credits, one per program of a launch
+LINE_BYTES = (CHANNEL_CREDIT_WORD + MAX_CHUNKS) * WORD_BYTES
 
 
 def _align(num_bytes: int, to: int) -> int:

@@ -173,11 +173,20 @@ def fail(lane, kind, peer, expected, observed, operation, PTX: tl.constexpr):
 
 
 @triton.jit
-def abort_marks(lane, rank, peers, mask, PTX: tl.constexpr):
+def abort_marks(lane, rank, peers, mask):
     """Which edges shared with ``peers`` somebody aborted in their current generation."""
     generations = tl.load(word_pointer(edge_state(lane, peers)) + EDGE_GENERATION, mask=mask, other=0)
-    seen = load_acquire_block(line(lane, rank, peers) + _ABORT_WORD * 8, mask, PTX)
+    seen = tl.load(word_pointer(line(lane, rank, peers)) + _ABORT_WORD, mask=mask, other=0, volatile=True)
     return mask & (seen == generations * 2 + 1)
+
+
+@triton.jit
+def may_begin(lane, rank, peers, mask, operation, PTX: tl.constexpr):
+    """Whether no edge shared with ``peers`` (block) is aborted; if one is, the launch has failed."""
+    aborted = abort_marks(lane, rank, peers, mask)
+    stop = tl.where(tl.sum(aborted.to(tl.int32)) > 0, 3, 0)
+    nothing = peers * 0
+    return conclude(lane, stop, aborted, aborted & False, nothing, nothing, rank, peers, mask, operation, PTX)
 
 
 @triton.jit
@@ -197,7 +206,7 @@ def await_words(
 
     ``wanted`` says which elements count, ``peers`` whom each waits for. Ends early if any edge shared with a
     ``peers`` element that is in ``members`` is aborted, if another program has failed, or after the timeout.
-    With ``EXACT``, a word that is neither behind nor equal is a mismatch.
+    With ``EXACT``, a word that is neither behind nor equal is a mismatch, and nothing else is waited for then.
     """
     observed = load_acquire_block(addresses, wanted, PTX)
     waiting = wanted & is_behind(observed, expected)
@@ -212,6 +221,9 @@ def await_words(
         polls += 1
         if polls % LOOK_AROUND == 0:
             stop = look_around(lane, clock, deadline, rank, peers, members, PTX)
+            if EXACT:
+                if tl.sum((wanted & (observed != expected) & (waiting == 0)).to(tl.int32)) > 0:
+                    stop = 2
     wrong = wanted & (observed != expected) & (is_behind(observed, expected) == 0) & EXACT
     return conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX)
 
@@ -220,7 +232,7 @@ def await_words(
 def look_around(lane, clock, deadline, rank, peers, members, PTX: tl.constexpr):
     """Whether a waiting program must stop: an edge is aborted, time is up, or another program failed; 0 if not."""
     stop = 0
-    if tl.sum(abort_marks(lane, rank, peers, members, PTX).to(tl.int32)) > 0:
+    if tl.sum(abort_marks(lane, rank, peers, members).to(tl.int32)) > 0:
         stop = 3
     elif now_ns(clock, PTX) > deadline:
         stop = 1
@@ -244,7 +256,7 @@ def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, member
         if stop == 2:
             culprit = wrong
         elif stop == 3:
-            culprit = abort_marks(lane, rank, peers, members, PTX)
+            culprit = abort_marks(lane, rank, peers, members)
         index = tl.arange(0, peers.shape[0])
         chosen = index == tl.min(tl.where(culprit, index, peers.shape[0]))
         peer = tl.sum(tl.where(chosen, peers, 0))
@@ -256,18 +268,20 @@ def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, member
 
 @triton.jit
 def await_credit(lane, rank, peers, mask, published, operation, PTX: tl.constexpr):
-    """Before the next instance is published: wait until ``peers`` (block) have consumed all but one before it.
+    """Before a launch publishes: wait until ``peers`` (block) have consumed all but one of ``published``.
 
-    After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. False after a failure.
+    After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. False after a failure, or
+    if an edge is aborted.
     """
+    begins = may_begin(lane, rank, peers, mask, operation, PTX)
     edges = word_pointer(edge_state(lane, peers))
     consumed = tl.load(edges + EDGE_CONSUMED, mask=mask, other=0, volatile=True)
     generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0, volatile=True)
     needed = published - 1
     expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, needed)
     words = line(lane, rank, peers) + _CREDIT_WORD * 8
-    short = mask & (needed > consumed)
-    return await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False)
+    short = mask & (needed > consumed) & begins
+    return begins & await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from gfdit.kernels.edges import (
     LANE_RANK,
     edge_state,
     finish,
+    may_begin,
     usable,
 )
 from gfdit.kernels.launch import launch
@@ -132,7 +133,7 @@ def low_latency_pull(
     generations = tl.load(counters + EDGE_GENERATION, volatile=True)
     if usable(lane, peers, mask):
         digests = tl.zeros((1,), tl.int64) + digest
-        going = 1
+        going = may_begin(lane, rank, peers, mask, operation, PTX).to(tl.int32)
         for turn in range(0, num_turns(num_bytes, BLOCK)):
             if going == 1:
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8

@@ -26,6 +26,7 @@ from gfdit.kernels.edges import (
     EDGE_PUBLISHED,
     LANE_RANK,
     LANE_SLOT_BYTES,
+    await_credit,
     await_words,
     data_slot,
     edge_state,
@@ -160,7 +161,7 @@ def ulysses_exchange(
             BLOCK,
             NUM_PROGRAMS,
         )
-        going = 1
+        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
         for turn in range(0, tl.max(rounds) * (turns + 1)):
             step = turn // (turns + 1)
             part = turn % (turns + 1)

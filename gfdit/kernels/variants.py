@@ -5,6 +5,7 @@ A test compares this list with what was launched.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from gfdit.kernels.low_latency_broadcast import low_latency_pull, low_latency_pu
 from gfdit.kernels.low_latency_exchange import low_latency_exchange
 from gfdit.kernels.members import MAX_PACKED
 from gfdit.kernels.push_exchange import push_exchange
+from gfdit.kernels.recv import recv
+from gfdit.kernels.send import send
 from gfdit.kernels.ulysses_exchange import ulysses_exchange
 
 # Widths of ``launch.common_width``.
@@ -29,12 +32,15 @@ _ROW_FIELDS = 7
 def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
     """What lanes of a heap of ``world_size`` ranks may launch; ``ptx``: on a GPU."""
     block = block_bytes(ptx)
+    for packed, width in itertools.product((True, False), WIDTHS):
+        yield Variant.of(recv, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
     for group, packed in group_blocks(world_size):
         yield Variant.of(barrier, num_warps=1, GROUP=group, PACKED=packed, PTX=ptx)
         yield from _low_latency_variants(group, packed, ptx)
         for width in WIDTHS:
             common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
-            yield Variant.of(push_exchange, **common)
+            for kernel in (push_exchange, send):
+                yield Variant.of(kernel, **common)
             for gather in (False, True):
                 for num_tensors in (1,) if gather else _HEAD_TENSORS:
                     tuples = ((_ROW_FIELDS,) * num_tensors,)

@@ -1,0 +1,139 @@
+"""Send and broadcast of any size: one rank pushes its bytes into the data slots of its peers, in chunks.
+
+Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot. It copies a chunk
+to all peers, then publishes one token per peer. Messages larger than a slot go in rounds, one instance of each
+edge. ``gfdit.kernels.recv`` is the other end.
+
+A one-way sender observes nothing of its peers, so it needs their credit (``gfdit.comm.agreement``): before it
+publishes instance ``i``, its peer has consumed ``i - 1`` of them. Who says so:
+
+- Round 0: what this rank knows from other instances, else the credit of the edge. The last program of a
+  receiving launch writes it, so it counts what all programs have consumed.
+- Round ``s`` > 0: the same knowledge, else the credit of the channel. Program ``c`` of the receiver writes it
+  when it begins round ``s - 1``, and it says: consumed is everything before that round. For ``s = 1`` this is
+  true of all programs, since the launches before have ended, however they cut their slots into chunks. For
+  ``s > 1`` it is true of this channel, and round ``s`` of the channel overwrites nothing but its own chunks of
+  round ``s - 2``: all rounds of a launch are cut alike.
+
+What an earlier launch left in a channel's word never suffices. It ends with the count before the last but one
+round of that launch, at least two less than the count before this launch, with which round 1 is content.
+
+Reference: ``HostTransport.push``. Range: what does not fit into low-latency slots. Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gfdit.comm.agreement import CREDIT_DIGEST
+from gfdit.comm.layout import CHANNEL_CREDIT_WORD
+from gfdit.kernels.copy import copy_bytes
+from gfdit.kernels.edges import (
+    EDGE_CONSUMED,
+    EDGE_GENERATION,
+    EDGE_PUBLISHED,
+    LANE_RANK,
+    LANE_SLOT_BYTES,
+    await_credit,
+    await_words,
+    data_slot,
+    edge_state,
+    finish,
+    line,
+    make_token,
+    usable,
+)
+from gfdit.kernels.instances import publish
+from gfdit.kernels.launch import block_bytes, common_width, launch
+from gfdit.kernels.members import MEMBERS, Members, ranks_at
+from gfdit.kernels.memory import word_pointer
+
+_CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
+_CHANNEL_CREDIT_WORD = tl.constexpr(CHANNEL_CREDIT_WORD)
+
+
+def run(members: Members, source: int, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> None:
+    """One launch: the ``num_bytes`` at address ``source`` to all other members.
+
+    ``chunk_bytes``, a multiple of 16, and ``num_programs``, at most ``MAX_CHUNKS``, are those of the receivers.
+    A table, if there is one, only says who the members are: all edges have the digest of ``members``.
+    """
+    launch(
+        send,
+        num_programs,
+        (*members.arguments(), source, num_bytes, chunk_bytes),
+        GROUP=members.block_size,
+        PACKED=members.packed,
+        WIDTH=common_width(source),
+        BLOCK=block_bytes(members.ptx),
+        PTX=members.ptx,
+    )
+
+
+@triton.jit(do_not_specialize=(*MEMBERS, "source", "num_bytes", "chunk_bytes"))
+def send(
+    lane,
+    ranks_low: tl.int64,
+    ranks_high: tl.int64,
+    table,
+    size,
+    index,
+    digest,
+    operation,
+    source: tl.int64,
+    num_bytes: tl.int64,
+    chunk_bytes: tl.int64,
+    GROUP: tl.constexpr,
+    PACKED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """See ``run``. ``GROUP``: a power of two not below ``size``."""
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
+    rank = tl.load(lane + LANE_RANK)
+    slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
+    positions = tl.arange(0, GROUP)
+    others = (positions < size) & (positions != index)
+    positions = tl.where(positions < size, positions, index)
+    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
+    digests = tl.zeros((GROUP,), tl.int64) + digest
+    counters = word_pointer(edge_state(lane, peers))
+    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
+    consumed = tl.load(counters + EDGE_CONSUMED, mask=others, other=0, volatile=True)
+    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
+    rounds, chunks = rounds_and_chunks(num_bytes, slot_bytes, chunk_bytes)
+    if usable(lane, peers, others):
+        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
+        for step in range(0, rounds):
+            if (step > 0) & (going == 1):
+                needed = published + step - 1
+                credits = make_token(tl.full((GROUP,), _CREDIT_DIGEST, tl.int64), generations, needed)
+                words = line(lane, rank, peers) + (_CHANNEL_CREDIT_WORD + program) * 8
+                short = others & (needed > consumed)
+                received = await_words(
+                    lane, words, credits, short, rank, peers, others, operation, PTX, EXACT=False
+                )
+                going = received.to(tl.int32)
+            if going == 1:
+                for chunk in range(program, chunks, num_programs):
+                    begin = step * slot_bytes + chunk * chunk_bytes
+                    end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
+                    for distance in range(1, size):
+                        peer = ranks_at(ranks_low, ranks_high, table, (index + distance) % size, PACKED)
+                        instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_PUBLISHED) + step
+                        slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
+                        copy_bytes(slot, source + begin, end - begin, WIDTH, BLOCK)
+                    publish(lane, rank, peers, others, digests, generations, published + step, chunk, PTX)
+        # The last round was published with credit for all but the one before it.
+        finish(lane, peers, others, rounds, 0, tl.maximum(consumed, published + rounds - 2), num_programs)
+
+
+@triton.jit
+def rounds_and_chunks(num_bytes, slot_bytes, chunk_bytes):
+    """How many rounds a message takes, and how many chunks each of them has, the last one too."""
+    rounds = tl.maximum((num_bytes + slot_bytes - 1) // slot_bytes, 1)
+    chunks = tl.maximum((tl.minimum(num_bytes, slot_bytes) + chunk_bytes - 1) // chunk_bytes, 1)
+    return rounds, chunks.to(tl.int32)
