@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gfdit.core.json_fields import JsonFields
+from gfdit.core.json_fields import JsonFields, parse_json
 from gfdit.core.tasks import Request, Shape
+
+MAX_STEPS = 100_000  # each is a task: more is a mistake that would fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,11 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
     """Raises ``ValueError`` naming file, line and field; ``num_frames`` and what follows it may be left out."""
     requests: list[TraceRequest] = []
     line_of: dict[str, int] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        try:
-            fields = JsonFields(json.loads(line), where)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        fields = JsonFields(parse_json(line, where), where)
         request = _read_request(fields)
         if request.id in line_of:
             raise fields.error("id", f"is {request.id!r} again, as in line {line_of[request.id]}")
@@ -82,7 +81,7 @@ def _read_request(fields: JsonFields) -> TraceRequest:
         height=fields.integer("height"),
         width=fields.integer("width"),
         num_frames=fields.integer("num_frames", 1),
-        num_steps=fields.integer("num_steps"),
+        num_steps=fields.integer("num_steps", maximum=MAX_STEPS),
         cfg=fields.flag("cfg", False),
         slo_class=fields.text("slo_class", "default"),
         deadline_s=fields.number_or_none("deadline_s"),

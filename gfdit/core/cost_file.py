@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gfdit.core.json_fields import JsonFields
+from gfdit.core.json_fields import JsonFields, parse_json
 from gfdit.core.layouts import ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind
 
@@ -76,11 +76,7 @@ class CostTable:
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
         """Raises ``ValueError`` naming file, entry and field, ``OSError`` if it cannot be read."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON: {error}") from error
-        fields = JsonFields(data, str(path))
+        fields = JsonFields(parse_json(Path(path).read_bytes(), str(path)), str(path))
         if (version := fields.take("version")) != VERSION:
             raise fields.error("version", f"must be {VERSION}, got {version!r}")
         migration = JsonFields(fields.take("migration"), f"{path}: migration")

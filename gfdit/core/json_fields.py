@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import json
+import sys
 from typing import Any
 
+LARGEST_INTEGER = 2**53  # that every JSON reader keeps exactly
 _MISSING: Any = object()
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Raises ``ValueError`` naming ``where`` for what is not JSON, and for JSON too deep to read."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise ValueError(f"{where}: not JSON: {error.msg} at {place}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
 
 
 class JsonFields:
@@ -40,11 +53,15 @@ class JsonFields:
             raise self.error(name, f"must be true or false, got {_show(value)}")
         return value
 
-    def integer(self, name: str, default: Any = _MISSING, *, minimum: int | None = 1) -> int:
+    def integer(
+        self, name: str, default: Any = _MISSING, *, minimum: int | None = 1, maximum: int = LARGEST_INTEGER
+    ) -> int:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
             bound = "" if minimum is None else f" of at least {minimum}"
             raise self.error(name, f"must be an integer{bound}, got {_show(value)}")
+        if abs(value) > maximum:
+            raise self.error(name, f"must be an integer of at most {maximum}, got {_show(value)}")
         return value
 
     def number_or_none(self, name: str) -> float | None:
@@ -54,8 +71,8 @@ class JsonFields:
     def number(self, name: str, *, positive: bool = True) -> float:
         """A finite number above zero, or at least zero with ``positive=False``."""
         value = self.take(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < 0 or (positive and value == 0):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= sys.float_info.max or (positive and value == 0):
             bound = "positive" if positive else "non-negative"
             raise self.error(name, f"must be a {bound} number, got {_show(value)}")
         return float(value)

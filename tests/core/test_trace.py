@@ -60,6 +60,10 @@ def test_as_a_request_on_another_clock() -> None:
         ({"arrival_s": 0.25}, "field 'arrival_s' is 0.25, before the line above it at 0.5"),
         ({"height": 0}, "field 'height' must be an integer of at least 1, got 0"),
         ({"num_steps": "50"}, "field 'num_steps' must be an integer of at least 1, got '50'"),
+        ({"num_steps": 10**6}, "field 'num_steps' must be an integer of at most 100000, got 1000000"),
+        ({"width": 10**30}, "field 'width' must be an integer of at most 9007199254740992, got 1000000"),
+        ({"arrival_s": 10**400}, "field 'arrival_s' must be a non-negative number, got 1000000"),
+        ({"deadline_s": float("inf")}, "field 'deadline_s' must be a positive number, got inf"),
         ({"cfg": None}, "field 'cfg' must be true or false, got None"),
         ({"deadline_s": 0}, "field 'deadline_s' must be a positive number, got 0"),
         ({"priority": 1.5}, "field 'priority' must be an integer, got 1.5"),
@@ -75,8 +79,26 @@ def test_a_wrong_line_is_refused_with_file_line_and_field(
     assert f"{path}, line 2: {message}" in str(caught.value)
 
 
-def test_a_line_that_is_not_json(tmp_path: Path) -> None:
-    for text, message in [("{'id': 1}", "not JSON"), ("[1]", "must be an object, got [1]")]:
-        with pytest.raises(ValueError, match="line 1") as caught:
-            read_trace(write(tmp_path / "t.jsonl", text))
-        assert message in str(caught.value)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{'id': 1}", "not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b"[1]", "must be an object, got [1]"),
+        (b'{"id": "\xff"}', "not JSON: 'utf-8' codec can't decode byte 0xff in position 8"),
+        (b"[" * 100_000, "not JSON: maximum recursion depth exceeded"),
+        (b'{"id": ' + b"1" * 5000 + b"}", "not JSON: Exceeds the limit"),
+    ],
+)
+def test_a_line_that_is_not_json(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(json.dumps(LINE).encode() + b"\n" + line + b"\n")
+    with pytest.raises(ValueError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}, line 2: {message}")
+
+
+def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
+    """A separator that only Python takes for the end of a line may stand in a text."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(LINE | {"id": "a\u2028b"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert [request.id for request in read_trace(path)] == ["a\u2028b"]

@@ -130,12 +130,18 @@ def test_a_policy_that_returns_nonsense(
         (["--ranks", "0"], "number of ranks must be at least 1, got 0"),
         (["--policy", "fifo"], "unknown policy 'fifo', known: "),
         (["--policy", "nowhere.py:P"], "policy file nowhere.py does not exist"),
+        (["--policy", "syntax.py:P"], "policy file syntax.py, line 2: expected ':'"),
+        (["--policy", "empty.py:P"], "policy file empty.py has no class 'P', it defines: none"),
+        (["--policy", "idle.py:P"], "policy file idle.py, line 1: class P has no method schedule(self, view)"),
         (["--policy-arg", "width=2"], "policy fcfs has no argument 'width', known: group_size (int)"),
         (["--policy-arg", "group_size"], "--policy-arg takes KEY=VALUE"),
         (["--trace", "no.jsonl"], "no.jsonl"),
         (["--trace", "bad.jsonl"], "bad.jsonl, line 2: field 'arrival_s' must be a non-negative number, got -1"),
         (["--trace", "empty.jsonl"], "empty.jsonl: the trace has no requests"),
         (["--trace", "other.jsonl"], "request 'x': no cost for model 'flux', known: m"),
+        (["--trace", "unsorted.jsonl"], "unsorted.jsonl, line 2: field 'arrival_s' is 1.0, before the line above"),
+        (["--trace", "."], "Is a directory: '.'"),
+        (["--costs", "wide.json", "--ranks", "3"], "the cost table runs 'm' on 4 ranks or more, there are 3"),
         (["--costs", "no.json"], "cost table no.json does not exist"),
         (["--costs", "t.jsonl"], "t.jsonl: not JSON"),
         (["--grace-s", "-1"], "--grace-s must be a non-negative number, got -1"),
@@ -148,6 +154,11 @@ def test_mistakes(here: Path, changes: list[str], told: str, capsys: pytest.Capt
     Path("bad.jsonl").write_text(f"{good}\n" + good.replace('"arrival_s": 0.0', '"arrival_s": -1'))
     Path("empty.jsonl").touch()
     write_trace("other.jsonl", [line("x", model="flux")])
+    write_trace("unsorted.jsonl", [line("x", 2.0), line("y", 1.0)])
+    table({4: 1.0}).save("wide.json")
+    Path("syntax.py").write_text("# a policy\nclass P\n")
+    Path("empty.py").touch()
+    Path("idle.py").write_text("class P: pass\n")
     assert told in error_of(capsys, lambda: sim("--timeline", "l.json", *changes))
     assert not Path("l.json").exists()
 
@@ -161,6 +172,12 @@ def test_mistakes(here: Path, changes: list[str], told: str, capsys: pytest.Capt
         (["short", "--model", "flux"], "no cost for model 'flux', known: m"),
         (["short", "--steps", "0"], "number of steps must be at least 1, got 0"),
         (["short", "--deadline-factors", "1", "2", "0"], "deadline factors must be 3 positive numbers"),
+        (["short", "--per-min", "3"], "the rate follows from the load: give one of them"),
+        (["short", "--cv", "-1"], "cv must be a number from 0 to 100.0, got -1.0"),
+        (["short", "--num-requests", "0"], "number of requests must be at least 1, got 0"),
+        (["short", "--duration-s", "inf"], "duration must be a positive number, got inf"),
+        (["short", "--slo-scale", "0"], "SLO scale must be a positive number, got 0"),
+        (["tetriserve-uniform", "--deadline-factors", "1", "2", "3"], "this workload has deadlines"),
     ],
 )
 def test_workload_mistakes(here: Path, changes: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
