@@ -181,15 +181,6 @@ def abort_marks(lane, rank, peers, mask):
 
 
 @triton.jit
-def may_begin(lane, rank, peers, mask, operation, PTX: tl.constexpr):
-    """Whether no edge shared with ``peers`` (block) is aborted; if one is, the launch has failed."""
-    aborted = abort_marks(lane, rank, peers, mask)
-    stop = tl.where(tl.sum(aborted.to(tl.int32)) > 0, 3, 0)
-    nothing = peers * 0
-    return conclude(lane, stop, aborted, aborted & False, nothing, nothing, rank, peers, mask, operation, PTX)
-
-
-@triton.jit
 def await_words(
     lane,
     addresses,
@@ -201,12 +192,14 @@ def await_words(
     operation,
     PTX: tl.constexpr,
     EXACT: tl.constexpr = True,
+    BEGIN: tl.constexpr = False,
 ):
     """Wait until each word at ``addresses`` (block) is no longer behind ``expected``; False after a failure.
 
     ``wanted`` says which elements count, ``peers`` whom each waits for. Ends early if any edge shared with a
     ``peers`` element that is in ``members`` is aborted, if another program has failed, or after the timeout.
     With ``EXACT``, a word that is neither behind nor equal is a mismatch, and nothing else is waited for then.
+    With ``BEGIN``, an aborted edge is a failure even if there is nothing to wait for.
     """
     observed = load_acquire_block(addresses, wanted, PTX)
     waiting = wanted & is_behind(observed, expected)
@@ -214,6 +207,8 @@ def await_words(
     deadline = now_ns(clock, PTX) + tl.load(lane + LANE_TIMEOUT_NS)
     polls = 0
     stop = 0
+    if BEGIN:
+        stop = tl.where(tl.sum(abort_marks(lane, rank, peers, members).to(tl.int32)) > 0, 3, 0)
     while (tl.sum(waiting.to(tl.int32)) > 0) & (stop == 0):
         fresh = load_acquire_block(addresses, waiting, PTX)
         observed = tl.where(waiting, fresh, observed)
@@ -267,21 +262,27 @@ def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, member
 
 
 @triton.jit
+def may_begin(lane, rank, peers, mask, operation, PTX: tl.constexpr):
+    """Whether no edge shared with ``peers`` (block) is aborted; if one is, the launch has failed."""
+    words = line(lane, rank, peers)
+    return await_words(lane, words, peers * 0, mask & False, rank, peers, mask, operation, PTX, BEGIN=True)
+
+
+@triton.jit
 def await_credit(lane, rank, peers, mask, published, operation, PTX: tl.constexpr):
     """Before a launch publishes: wait until ``peers`` (block) have consumed all but one of ``published``.
 
     After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. False after a failure, or
     if an edge is aborted.
     """
-    begins = may_begin(lane, rank, peers, mask, operation, PTX)
     edges = word_pointer(edge_state(lane, peers))
     consumed = tl.load(edges + EDGE_CONSUMED, mask=mask, other=0, volatile=True)
     generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0, volatile=True)
     needed = published - 1
     expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, needed)
     words = line(lane, rank, peers) + _CREDIT_WORD * 8
-    short = mask & (needed > consumed) & begins
-    return begins & await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False)
+    short = mask & (needed > consumed)
+    return await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False, BEGIN=True)
 
 
 @triton.jit
