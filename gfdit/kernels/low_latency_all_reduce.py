@@ -131,9 +131,9 @@ def low_latency_all_reduce(
 def _load_bits(values, elements, mask, DTYPE: tl.constexpr):
     """The representations of ``elements`` (block), in the lowest bits of int64."""
     if DTYPE.primitive_bitwidth == 32:
-        bits = tl.load(values.to(tl.pointer_type(tl.int32)) + elements, mask=mask, other=0)
+        bits = tl.load((values + elements * 4).to(tl.pointer_type(tl.int32)), mask=mask, other=0)
     else:
-        bits = tl.load(values.to(tl.pointer_type(tl.int16)) + elements, mask=mask, other=0)
+        bits = tl.load((values + elements * 2).to(tl.pointer_type(tl.int16)), mask=mask, other=0)
     return bits.to(tl.int64)
 
 
@@ -166,6 +166,7 @@ def _store_rounded(values, elements, value, mask, DTYPE: tl.constexpr):
         bits = value.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where(value == value, rounded, 0x7FC0)
-        tl.store(values.to(tl.pointer_type(tl.int16)) + elements, rounded.to(tl.int16), mask=mask)
+        tl.store((values + elements * 2).to(tl.pointer_type(tl.int16)), rounded.to(tl.int16), mask=mask)
     else:
-        tl.store(values.to(tl.pointer_type(DTYPE)) + elements, value.to(DTYPE), mask=mask)
+        addresses = values + elements * (DTYPE.primitive_bitwidth // 8)
+        tl.store(addresses.to(tl.pointer_type(DTYPE)), value.to(DTYPE), mask=mask)
