@@ -91,6 +91,12 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(here: Path) -
     assert len(outputs[0]) == 4 and outputs[0] == outputs[1]
 
 
+def test_requests_lost_with_a_rank_are_misses_but_no_mistake(here: Path) -> None:
+    assert sim("--fail-rank", "1@1.5+1", "--json", "r.json") == 0
+    result = json.loads(Path("r.json").read_text())
+    assert result["num_completed"] == 2 and result["num_requests"] == 3
+
+
 def test_starvation_is_named_and_the_result_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("p.py").write_text(
         "from gfdit.core import Decision\nfrom gfdit.policies.fcfs import Fcfs\n"
@@ -147,6 +153,9 @@ def test_a_policy_that_returns_nonsense(
         (["--grace-s", "-1"], "--grace-s must be a non-negative number, got -1"),
         (["--jitter", "-1"], "jitter must be a non-negative number, got -1"),
         (["--rank", "2"], "unrecognized: --rank 2; allowed: --help, --trace"),
+        (["--fail-rank", "2@1"], "there is no rank 2, ranks: 0 to 1"),
+        (["--fail-rank", "1@soon"], "a rank failure must be RANK@TIME_S or RANK@TIME_S+DOWN_S"),
+        (["--slow-rank", "1@-2"], "a slow rank must be RANK@FACTOR or RANK@FACTOR:FROM_S-TO_S"),
     ],
 )
 def test_mistakes(here: Path, changes: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
