@@ -7,13 +7,17 @@ import itertools
 import random
 import statistics
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gfdit.core import Shape, TaskKind
 from gfdit.core.cost_table import TableCostModel
+from gfdit.policies.equipartition import Equipartition
 from gfdit.sim.arrivals import arrival_times, pick
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.simulator import SimulationOptions, Simulator, Status
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, request_classes, workload_classes
 from tests.sim.tables import AROUND_S, table
 
@@ -124,6 +128,22 @@ def test_impossible_workloads(change: dict[str, Any], told: str) -> None:
 def test_a_table_without_times_on_one_rank() -> None:
     with pytest.raises(ValueError, match="no time of a denoising step of 'm' on one rank"):
         request_classes(TableCostModel(table({2: 1.0})))
+
+
+def test_a_measured_table_of_several_models_and_settings() -> None:
+    """As `gfdit profile` writes them: guidance on and off, batches, copies of several models."""
+    plain, guided = table(), [replace(entry, cfg=True, seconds=2 * entry.seconds) for entry in table().entries]
+    batched = [replace(entry, batch=2) for entry in plain.entries if entry.task is TaskKind.DENOISE]
+    entries = (*plain.entries, *guided, *batched, *table(model="other").entries)
+    cost = TableCostModel(replace(plain, entries=entries))
+    with pytest.raises(ValueError, match="which model: the cost table has several, known: m, other"):
+        request_classes(cost)
+    small, _, large = request_classes(cost, model="m", num_steps=3)
+    assert small.cfg and small.shape == large.shape == Shape(512, 512)
+    assert small.service_s == 2 * (AROUND_S + 3 * 2.0)
+    trace = generate(PATTERNS["poisson"], (small, small, large), num_ranks=2, load=0.5, seed=1)
+    done = Simulator(Equipartition(), cost.table, trace, SimulationOptions(2)).run()
+    assert {request.status for request in done.requests} == {Status.COMPLETED}
 
 
 def test_an_unknown_model() -> None:
