@@ -69,7 +69,10 @@ class SimulatedRequest:
 
 @dataclass(slots=True)
 class SimulationRun:
-    """What happened. ``requests`` are in the order of the trace, ``faults`` are the policy's mistakes."""
+    """What happened. ``requests`` are in the order of the trace, ``faults`` are the policy's mistakes.
+
+    ``num_tasks`` counts those that began to run.
+    """
 
     policy: str
     num_ranks: int
@@ -193,9 +196,10 @@ class Simulator:
             self._account(execution)
             command = execution.command
             message = f"rank {rank} was lost while it copied for {command.tasks[0].id}"
+            echo = rank in command.layout.ranks  # then the control plane knows why
             for member in command.layout.ranks:
                 if member not in self._lost:
-                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK))
+                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK, secondary=echo))
         for copy in copies:
             self._end_copy(copy)
 
@@ -214,6 +218,8 @@ class Simulator:
     # Commands
 
     def _wake_at(self, command: cmd.WakeAt) -> None:
+        if command.at_s == self._wake_at_s:
+            return  # already queued
         if self._num_wake_ups >= MAX_WAKE_UPS:
             self._result.faults.append(
                 f"policy {self._result.policy!r} woke up {MAX_WAKE_UPS} times in a row without anything happening"

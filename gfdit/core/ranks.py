@@ -83,6 +83,8 @@ class RankPool:
             "the free ranks are not free"
         )
         assert self.views == {rank.id: _view(rank) for rank in self.present.values()}, "a view of a rank is old"
+        assert self._in_order in (None, tuple(self.views.values())), "the policy sees old ranks"
+        assert self._free_in_order in (None, tuple(self._free)), "the policy sees old free ranks"
         for rank in self.present.values():
             assert rank.dispatch is None or rank.reset is None, f"rank {rank.id} runs and resets"
 

@@ -157,6 +157,14 @@ def keep_old_tasks(control: ControlPlane) -> None:
     control.state.ready._in_order = ()
 
 
+def keep_old_ranks(control: ControlPlane) -> None:
+    control.state.ranks._in_order = ()
+
+
+def keep_old_free_ranks(control: ControlPlane) -> None:
+    control.state.ranks._free_in_order = (0, 1, 2)
+
+
 def lose_a_ready_task(control: ControlPlane) -> None:
     control.state.ready._views.pop()
 
@@ -168,6 +176,8 @@ def lose_a_ready_task(control: ControlPlane) -> None:
         (keep_an_old_rank, "view of a rank"),
         (keep_an_old_request, "view of a request"),
         (keep_old_tasks, "old tasks"),
+        (keep_old_ranks, "old ranks"),
+        (keep_old_free_ranks, "old free ranks"),
         (lose_a_ready_task, "disagree"),
     ],
 )
