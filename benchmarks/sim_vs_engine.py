@@ -257,7 +257,7 @@ def compare(trace: Sequence[TraceRequest], engine: Replayed, simulated: list[lis
     simulated_met = statistics.mean(attainment(trace, latencies) for latencies in simulated)
     real_p50_s, simulated_p50_s = (statistics.median(map(statistics.median, runs)) for runs in (real, simulated))
     by_request = [
-        statistics.mean(ours) / statistics.mean(theirs) - 1
+        statistics.median(ours) / statistics.median(theirs) - 1
         for ours, theirs in zip(zip(*simulated, strict=True), zip(*real, strict=True), strict=True)
     ]
     return {
@@ -319,8 +319,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Dispatch latency {report['dispatch_latency_s'] * 1e3:.2f} ms and jitter {report['jitter']:.3f}, as "
         f"profiled; outside the engine a request alone takes: {overheads}",
         "",
-        "Errors are simulator minus engine. The last column is the median over the requests of how far the mean "
-        "simulated latency of a request is from its mean real one.",
+        "Errors are simulator minus engine. The last column is the median over the requests of how far the median "
+        "simulated latency of a request is from its median real one.",
         "",
         "| policy | deadlines met | simulated | error | median latency (s) | simulated | error | of a request |",
         "|---|---|---|---|---|---|---|---|",

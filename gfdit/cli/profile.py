@@ -117,6 +117,8 @@ def measure(args: argparse.Namespace, profiler: "Profiler", table: "ProfileTable
                     bar.write("the model has no guidance that could be measured")
                     break
                 measure_kind(kind, args.batch, profiler, table, bar)
+    if not table.entries:
+        raise ValueError(f"{args.model} has no guidance that could be measured: nothing is written")
     if samples.task_s:
         print(f"to simulate this server: {table.remark(samples)}")
     table.save()

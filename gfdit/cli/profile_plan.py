@@ -23,10 +23,10 @@ class Effort:
     that a layout leaves free run the same, as they would in a server under load.
     """
 
-    spread: float = 0.02
-    min_reps: int = 8
-    max_reps: int = 60
-    busy: bool = True
+    spread: float
+    min_reps: int
+    max_reps: int
+    busy: bool
 
     def __post_init__(self) -> None:
         if not 0 < self.spread < 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gfdit.cli import profile, profile_server
+from gfdit.cli import profile, profile_plan, profile_server
 from gfdit.cli.main import main
 from gfdit.cli.profile_server import ProfileServer
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
@@ -88,6 +88,15 @@ def test_an_interrupted_profile_keeps_what_it_has(
     assert f"keeps {len(kept)} entries" in capsys.readouterr().err
     assert main([*command, "--shape", "64x64", "--cfg", "off", *FLAGS]) == 0
     assert set(kept) < set(CostTable.load(tmp_path / "c.json").entries)
+
+
+def test_a_model_without_guidance(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile_plan.Profiler, "explore", lambda *args: None)
+    assert main([*command, "--cfg", "on", *FLAGS]) == 2
+    assert "has no guidance that could be measured" in capsys.readouterr().err
+    assert not (tmp_path / "c.json").exists()
 
 
 def test_a_table_of_other_hardware_is_not_mixed_with_this(
