@@ -24,6 +24,12 @@ class Path(StrEnum):
     DIRECT_PULL = "direct_pull"
     DIRECT_PUSH = "direct_push"
     COPY_ENGINE = "copy_engine"
+    TMA = "tma"
+
+    @property
+    def protocol(self) -> Path:
+        """What members must have in common: tiles are a way of copying, which each rank may do as it can."""
+        return Path.PUSH if self is Path.TMA else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Which one is taken is up to ``gfdit.comm.selector``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from gfdit.comm.heap import Operation
 from gfdit.comm.layout import MAX_CHUNKS
 from gfdit.kernels import barrier as barrier_kernel
 from gfdit.kernels import low_latency_exchange, pull_exchange, push_exchange
+from gfdit.kernels.launch import common_width
+from gfdit.kernels.tma_copy import TILE_ALIGNMENT, launch_with_workspace
+
+logger = logging.getLogger("gfdit.comm")
 
 
 def barrier(exchange: Exchange) -> None:
@@ -46,6 +51,28 @@ def low_latency_obstacle(situation: Situation, site: Site) -> str | None:
 
 
 def push(exchange: Exchange) -> None:
+    _push(exchange, tma=False)
+
+
+def tma(exchange: Exchange) -> None:
+    """By words where tiles cannot be: peers cannot tell."""
+    if common_width(exchange.source.data_ptr(), exchange.target.data_ptr(), exchange.alignment) < TILE_ALIGNMENT:
+        logger.debug("push by words in place of TMA: not all addresses and offsets are multiples of 16")
+        push(exchange)
+    else:
+        launch_with_workspace(exchange.state.workspace, lambda: _push(exchange, tma=True))
+
+
+def has_tma(site: Site) -> bool:
+    """On Hopper and later, and in the interpreter."""
+    return not 0 < site.capability < 90
+
+
+def tma_obstacle(situation: Situation, site: Site) -> str | None:
+    return None if has_tma(site) else f"it needs compute capability 9.0, this is {site.capability / 10:.1f}"
+
+
+def _push(exchange: Exchange, tma: bool) -> None:
     push_exchange.run(
         exchange.members,
         exchange.source.data_ptr(),
@@ -54,6 +81,7 @@ def push(exchange: Exchange) -> None:
         alignment=exchange.alignment,
         chunk_bytes=exchange.choice.chunk_bytes,
         num_programs=exchange.choice.num_programs,
+        tma=tma,
     )
 
 
@@ -118,5 +146,6 @@ PATHS: Mapping[Path, ExchangePath] = {
     Path.PULL: ExchangePath(pull, pull_obstacle),
     Path.DIRECT_PULL: ExchangePath(direct_pull, _source_obstacle),
     Path.DIRECT_PUSH: ExchangePath(direct_push, _target_obstacle),
+    Path.TMA: ExchangePath(tma, tma_obstacle),
     Path.COPY_ENGINE: ExchangePath(copy_engine, copy_engine_obstacle),
 }

@@ -11,6 +11,7 @@ import torch
 from gfdit.comm.choice import Site
 from gfdit.comm.heap import KernelHeap
 from gfdit.kernels import edges
+from gfdit.kernels.tma_copy import WORKSPACE_BYTES
 
 _CLOCK_TICK_S = 0.001
 
@@ -20,7 +21,7 @@ class LaneState:
 
     ``constants`` is what kernels call ``lane``. ``state`` holds the counters, rows of ``edges.EDGE_WORDS``
     after the first ``edges.STATE_WORDS``. ``status`` is host memory that the device writes, so reading it
-    waits for nothing.
+    waits for nothing. ``workspace`` is for the descriptors of ``gfdit.kernels.tma_copy``.
     """
 
     def __init__(self, heap: KernelHeap, lane_index: int, timeout_s: float) -> None:
@@ -28,6 +29,7 @@ class LaneState:
         num_words = edges.STATE_WORDS + heap.world_size * edges.EDGE_WORDS
         self.state = torch.zeros(num_words, dtype=torch.int64, device=heap.device)
         self.status = torch.zeros(edges.STATUS_WORDS, dtype=torch.int64, pin_memory=self.on_gpu)
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=heap.device)
         self.clock = None if self.on_gpu else HostClock()
         layout = heap.layout
         words = [0] * (edges.LANE_WORDS + heap.world_size)

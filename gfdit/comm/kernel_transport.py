@@ -18,7 +18,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_d
 from gfdit.comm.choice import Choice, Path, Situation
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
-from gfdit.comm.exchange_paths import PATHS
+from gfdit.comm.exchange_paths import PATHS, has_tma
 from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, KernelHeap, PeerSlice
 from gfdit.comm.heap_tensors import heap_addresses
@@ -164,7 +164,7 @@ class KernelTransport:
             raise self._failures.take()
 
     def warm_up(self) -> None:
-        variants = list(all_variants(self._heap.world_size, self._state.on_gpu))
+        variants = list(all_variants(self._heap.world_size, self._state.on_gpu, has_tma(site_of(self._heap))))
         # Ranks that share a disk cache begin with different ones.
         first = self._rank * len(variants) // self._heap.world_size
         launcher.warm_up([*variants[first:], *variants[:first]])
@@ -254,5 +254,5 @@ def _row(*words: int) -> tuple[int, ...]:
 
 
 def _digest(call: Call, choice: Choice, forth_bytes: int, back_bytes: int) -> int:
-    how = f"{choice.path} {choice.chunk_bytes} {choice.num_programs} {back_bytes}".encode()
+    how = f"{choice.path.protocol} {choice.chunk_bytes} {choice.num_programs} {back_bytes}".encode()
     return edge_digest(call.seed ^ zlib.crc32(how), call.operation, forth_bytes)

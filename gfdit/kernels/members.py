@@ -30,8 +30,7 @@ class Members:
     """The group of a launch, as every kernel takes it.
 
     ``lane``: the lane's constants on the device. ``table``: rows as above, or anything if ``packed``. ``digest``:
-    what tokens say (rows have their own, for what moves their
-    bytes). ``ptx``: compiled for a GPU, else interpreted.
+    what tokens say (rows have their own, for what moves their bytes). ``ptx``: compiled, else interpreted.
     """
 
     lane: torch.Tensor
@@ -51,6 +50,11 @@ class Members:
     def block_size(self) -> int:
         """A power of two not below ``size``."""
         return 1 << (self.size - 1).bit_length()
+
+    @property
+    def vector_size(self) -> int:
+        """The same for all small groups, so that there are few variants: up to 32 words cost a warp the same."""
+        return max(self.block_size, 32)
 
     def arguments(self) -> tuple[object, ...]:
         """First of every kernel: lane, ranks_low, ranks_high, table, size, index, digest, operation."""

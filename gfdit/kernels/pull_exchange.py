@@ -87,7 +87,7 @@ def run(
         pull_exchange,
         num_programs,
         (*members.arguments(), source, target, *even, area_stride, area_bytes if staged else _NO_LIMIT),
-        GROUP=members.block_size,
+        GROUP=members.vector_size,
         PACKED=members.packed,
         KIND=kind.value,
         WIDTH=common_width(source, target, alignment),
@@ -113,10 +113,10 @@ def pull_exchange(
     ranks_low: tl.int64,
     ranks_high: tl.int64,
     table,
-    size,
-    index,
-    digest,
-    operation,
+    size: tl.int64,
+    index: tl.int64,
+    digest: tl.int64,
+    operation: tl.int64,
     source: tl.int64,
     target: tl.int64,
     send_stride: tl.int64,
@@ -131,7 +131,7 @@ def pull_exchange(
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``."""
+    """See ``run``. ``GROUP``: ``Members.vector_size``."""
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     rank = tl.load(lane + LANE_RANK)

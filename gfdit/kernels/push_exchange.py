@@ -42,6 +42,7 @@ from gfdit.kernels.members import (
     ranks_at,
 )
 from gfdit.kernels.memory import word_pointer
+from gfdit.kernels.tma_copy import before_tiles, copy_tiles, tile_bytes, tiles_written
 
 
 def run(
@@ -53,21 +54,24 @@ def run(
     alignment: int,
     chunk_bytes: int,
     num_programs: int,
+    tma: bool = False,
 ) -> None:
     """One launch. ``source``, ``target``: addresses. ``alignment``: all offsets combined with "or".
 
     Packed: ``even`` is (send_stride, recv_stride, num_bytes): position ``i`` gets ``num_bytes`` from
     ``source + i * send_stride``, and ``target + i * recv_stride`` gets what it sends. Otherwise the table says
     all that. ``chunk_bytes``, a multiple of 16, and ``num_programs`` are equal in all members.
+    ``tma``: copy tiles, where addresses and offsets are multiples of 16 and the GPU is Hopper or later.
     """
     launch(
         push_exchange,
         num_programs,
         (*members.arguments(), source, target, *even, chunk_bytes),
-        GROUP=members.block_size,
+        GROUP=members.vector_size,
         PACKED=members.packed,
+        TMA=tma,
         WIDTH=common_width(source, target, alignment),
-        BLOCK=block_bytes(members.ptx),
+        BLOCK=tile_bytes(members.ptx) if tma else block_bytes(members.ptx),
         PTX=members.ptx,
     )
 
@@ -80,10 +84,10 @@ def push_exchange(
     ranks_low: tl.int64,
     ranks_high: tl.int64,
     table,
-    size,
-    index,
-    digest,
-    operation,
+    size: tl.int64,
+    index: tl.int64,
+    digest: tl.int64,
+    operation: tl.int64,
     source: tl.int64,
     target: tl.int64,
     send_stride: tl.int64,
@@ -92,11 +96,12 @@ def push_exchange(
     chunk_bytes: tl.int64,
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
+    TMA: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``."""
+    """See ``run``. ``GROUP``: ``Members.vector_size``."""
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     rank = tl.load(lane + LANE_RANK)
@@ -129,7 +134,13 @@ def push_exchange(
                     offset, part_bytes = part_at(table, position, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)
                     instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_PUBLISHED) + step
                     slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
-                    copy_bytes(slot, source + offset + begin, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
+                    count = tl.minimum(end, part_bytes) - begin
+                    if TMA:
+                        copy_tiles(slot, source + offset + begin, count, BLOCK)
+                    else:
+                        copy_bytes(slot, source + offset + begin, count, WIDTH, BLOCK)
+                if TMA:
+                    tiles_written(PTX)
                 sent = others & (step < rounds) & (chunk < chunks)
                 publish(lane, rank, peers, sent, digests, generations, published + step, chunk, PTX)
                 if turn == 0:
@@ -145,6 +156,8 @@ def push_exchange(
                 going = observe(
                     lane, rank, peers, wanted, others, digests, generations, before, chunk, operation, PTX
                 )
+                if TMA:
+                    before_tiles(PTX)
                 if going == 1:
                     for distance in range(1, size):
                         position = (index + size - distance) % size
@@ -154,6 +167,10 @@ def push_exchange(
                         )
                         instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_OBSERVED) + step
                         slot = data_slot(lane, rank, peer, instance % 2) + chunk * chunk_bytes
-                        copy_bytes(target + place + begin, slot, tl.minimum(end, part_bytes) - begin, WIDTH, BLOCK)
+                        count = tl.minimum(end, part_bytes) - begin
+                        if TMA:
+                            copy_tiles(target + place + begin, slot, count, BLOCK)
+                        else:
+                            copy_bytes(target + place + begin, slot, count, WIDTH, BLOCK)
         # A two-way instance proves that the peer has consumed all of mine before it.
         finish(lane, peers, others, rounds, rounds, published + rounds - 1, num_programs)

@@ -17,9 +17,11 @@ from gfdit.kernels.low_latency_all_reduce import DTYPES, low_latency_all_reduce
 from gfdit.kernels.low_latency_broadcast import low_latency_pull, low_latency_push
 from gfdit.kernels.low_latency_exchange import low_latency_exchange
 from gfdit.kernels.members import MAX_PACKED
+from gfdit.kernels.pull_exchange import DIRECT_PULL, DIRECT_PUSH, STAGED_PULL, pull_exchange
 from gfdit.kernels.push_exchange import push_exchange
 from gfdit.kernels.recv import recv
 from gfdit.kernels.send import send
+from gfdit.kernels.tma_copy import tile_bytes
 from gfdit.kernels.ulysses_exchange import ulysses_exchange
 
 # Widths of ``launch.common_width``.
@@ -29,9 +31,13 @@ _HEAD_TENSORS = (1, 2, 3)
 _ROW_FIELDS = 7
 
 
-def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
-    """What lanes of a heap of ``world_size`` ranks may launch; ``ptx``: on a GPU."""
+def all_variants(world_size: int, ptx: bool, tma: bool = True) -> Iterator[Variant]:
+    """What lanes of a heap of ``world_size`` ranks may launch.
+
+    ``ptx``: on a GPU. ``tma``: it is Hopper or later, or there is none.
+    """
     block = block_bytes(ptx)
+    yield from _exchange_variants(world_size, ptx, tma)
     for packed, width in itertools.product((True, False), WIDTHS):
         yield Variant.of(recv, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
     for group, packed in group_blocks(world_size):
@@ -39,12 +45,23 @@ def all_variants(world_size: int, ptx: bool) -> Iterator[Variant]:
         yield from _low_latency_variants(group, packed, ptx)
         for width in WIDTHS:
             common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
-            for kernel in (push_exchange, send):
-                yield Variant.of(kernel, **common)
+            yield Variant.of(send, **common)
             for gather in (False, True):
                 for num_tensors in (1,) if gather else _HEAD_TENSORS:
                     tuples = ((_ROW_FIELDS,) * num_tensors,)
                     yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
+
+
+def _exchange_variants(world_size: int, ptx: bool, tma: bool) -> Iterator[Variant]:
+    for group, packed in vector_blocks(world_size):
+        group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
+        for width in WIDTHS:
+            common = group_fields | {"WIDTH": width, "BLOCK": block_bytes(ptx)}
+            yield Variant.of(push_exchange, TMA=False, **common)
+            for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
+                yield Variant.of(pull_exchange, KIND=kind.value, **common)
+        if tma:
+            yield Variant.of(push_exchange, TMA=True, WIDTH=16, BLOCK=tile_bytes(ptx), **group_fields)
 
 
 def _low_latency_variants(group: int, packed: bool, ptx: bool) -> Iterator[Variant]:
@@ -54,6 +71,11 @@ def _low_latency_variants(group: int, packed: bool, ptx: bool) -> Iterator[Varia
             yield Variant.of(kernel, PACKED=packed, **common)
         for dtype in DTYPES.values() if packed else ():
             yield Variant.of(low_latency_all_reduce, DTYPE=dtype, **common)
+
+
+def vector_blocks(world_size: int) -> list[tuple[int, bool]]:
+    """(GROUP, PACKED) for kernels that use ``Members.vector_size``, which hides the size of small groups."""
+    return list(dict.fromkeys((max(size, 32), packed) for size, packed in group_blocks(world_size)))
 
 
 def group_blocks(world_size: int) -> list[tuple[int, bool]]:

@@ -12,7 +12,7 @@ from gfdit.comm import GroupFreeComm
 from tests.comm.worlds import open_world
 from tests.kernels.worlds import InterpretedHeap
 
-CONSTANTS: dict[str, Any] = {"GROUP": 4, "PACKED": True, "WIDTH": 16, "BLOCK": 8192, "PTX": True}
+CONSTANTS: dict[str, Any] = {"GROUP": 32, "PACKED": True, "TMA": False, "WIDTH": 16, "BLOCK": 8192, "PTX": True}
 
 
 class RecordingLoader:
@@ -46,7 +46,7 @@ def test_a_warm_launcher_compiles_nothing_whatever_the_values() -> None:
     for value in (0, 1, 16, 17, 2**31, 2**40, -1):
         launcher.launch(push_exchange, 3, (None, value, value), 4, CONSTANTS)
     assert len(loader.loaded) == num_loaded and not launcher.late
-    assert loader.enqueued[0] == (3, (None, 0, 0, 4, True, 16, 8192, True))
+    assert loader.enqueued[0] == (3, (None, 0, 0, 32, True, False, 16, 8192, True))
 
 
 def test_an_unknown_variant_is_recorded_or_refused() -> None:
@@ -83,7 +83,8 @@ def test_types_do_not_depend_on_values() -> None:
     assert types["lane"] == types["table"] == "*i64" and types["source"] == types["size"] == "i64"
     # The launcher appends the constants to the arguments.
     assert tuple(types)[-len(CONSTANTS) :] == tuple(CONSTANTS) == constant_names(push_exchange)
-    heads = Variant.of(ulysses_exchange, tuples=((7, 7),), GATHER=False, NUM_PROGRAMS=1, **CONSTANTS)
+    constants = {name: value for name, value in CONSTANTS.items() if name != "TMA"}
+    heads = Variant.of(ulysses_exchange, tuples=((7, 7),), GATHER=False, NUM_PROGRAMS=1, **constants)
     assert signature(heads)["tensors"] == (("i64",) * 7,) * 2
     with pytest.raises(TypeError, match="takes the constants"):
         Variant.of(push_exchange, GROUP=4)
