@@ -71,6 +71,11 @@ class GroupFreeComm:
                 self._siblings[name] = sibling
             return self._siblings[name]
 
+    def open_lanes(self) -> list[GroupFreeComm]:
+        """The communicators of all lanes opened so far, this one among them."""
+        with self._siblings_lock:
+            return list(self._siblings.values())
+
     def group(self, ranks: Sequence[int]) -> Group:
         """A logical group of global ranks in this order, valid on every lane. Non-members do nothing.
 

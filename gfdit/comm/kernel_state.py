@@ -50,6 +50,9 @@ class LaneState:
         for rank in range(heap.world_size):
             words[edges.LANE_BASES.value + rank] = heap.base_pointer(rank)
         self.constants = torch.tensor(words, dtype=torch.int64).to(heap.device)
+        if self.on_gpu:
+            # A lane is made on one stream and used on another.
+            torch.cuda.current_stream(heap.device).synchronize()
 
     def edge(self, peer: int) -> torch.Tensor:
         """The counters of the edges shared with ``peer``."""

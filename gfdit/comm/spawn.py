@@ -1,4 +1,4 @@
-"""Run a function on a world of rank processes and collect the results: for scripts, tests and benchmarks."""
+"""Run a function on a world of ranks and collect the results: for scripts, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 
 from gfdit.comm.group_free_comm import GroupFreeComm
-from gfdit.comm.shared_memory_heap import DEFAULT_LANES, DEFAULT_SLOT_BYTES, HeapDescriptor, SharedMemoryHeap
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor
+from gfdit.comm.heaps import HEAPS, attach_heap, create_heap
+from gfdit.comm.local_heap import LocalHeap
+from gfdit.comm.local_ranks import run_local_ranks
 
 _ATTACHED, _RESULT, _ERROR = "attached", "result", "error"
 _EXIT_S = 5.0
@@ -43,28 +46,39 @@ def spawn(
     timeout_s: float = 300.0,
     comm_timeout_s: float = 30.0,
     lanes: Sequence[str] = DEFAULT_LANES,
-    slot_bytes: int = DEFAULT_SLOT_BYTES,
-    scratch_bytes: int = 0,
     start_method: str = "spawn",
+    device: str = "cpu",
+    selector_table: str = "",
+    **sizes: int,
 ) -> list[Any]:
-    """Run ``fn(comm, *args)`` in one process per rank; returns the results by rank.
+    """Run ``fn(comm, *args)`` on every rank; returns the results by rank.
 
-    ``fn``, ``args`` and results are pickled by value. Each rank has one torch thread. The first exception
-    that reaches the parent is raised again here, with a note that names the rank and its traceback;
-    RankFailed stands in for a rank that died, and for all when ``timeout_s`` (start included) runs out. The
-    other ranks are killed then. ``comm_timeout_s`` is the communicator's timeout.
+    ``heap``: "shared_memory" (CPU), "torch_symmetric" (a GPU per rank), "interpreted" (CPU, kernels run by
+    Triton's interpreter), each with one process per rank; or "local": virtual ranks on ``device``, in threads of
+    this process. ``sizes``: ``slot_bytes`` and the other sizes of ``SharedMemoryHeap.create``.
+    ``selector_table``: file with measurements to choose paths by.
+
+    Between processes ``fn``, ``args`` and results are pickled by value, and each rank has one torch thread. The
+    first exception of a rank is raised again here, with a note that names the rank and its traceback; RankFailed
+    stands in for a rank that died, and for all when ``timeout_s`` (start included) runs out. The other ranks are
+    killed then; threads are aborted. ``comm_timeout_s`` is the communicator's timeout.
     ``start_method="forkserver"`` imports torch once for many calls; the default starts from a clean
-    interpreter each time.
+    interpreter each time. Raises ValueError for an unknown heap or bad arguments.
     """
-    if heap != "shared_memory":
-        raise ValueError(f"unknown heap {heap!r}; known: 'shared_memory'")
+    options = {"lanes": lanes, "selector_table": selector_table, **sizes}
+    if heap == "local":
+        heaps = LocalHeap.create(world_size, device=device, **options)  # type: ignore[arg-type]
+        try:
+            return run_local_ranks(fn, heaps, args, timeout_s=timeout_s, comm_timeout_s=comm_timeout_s)
+        except TimeoutError as error:
+            raise RankFailed(0, str(error)) from None
+    if heap not in HEAPS:
+        raise ValueError(f"unknown heap {heap!r}; known: {', '.join(map(repr, ('local', *HEAPS)))}")
     payload = pickle.dumps((fn, tuple(args)))
     context: Any = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         context.set_forkserver_preload(["gfdit.comm"])
-    descriptor = SharedMemoryHeap.create(
-        world_size, lanes=lanes, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes
-    )
+    descriptor = create_heap(heap, world_size, **options)  # type: ignore[arg-type]
     world = _World(descriptor)
     try:
         for rank in range(world_size):
@@ -154,12 +168,17 @@ def _rank_main(
 ) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    if descriptor.kind == "interpreted":
+        # Triton decides when it is imported, which the function may do.
+        os.environ["TRITON_INTERPRET"] = "1"
     try:
         fn, args = pickle.loads(payload)
-        with SharedMemoryHeap.attach(descriptor, rank) as heap:
+        with contextlib.closing(attach_heap(descriptor, rank)) as heap:
+            comm = GroupFreeComm(heap, timeout_s=comm_timeout_s)
+            comm.warm_up()
             pipe.send_bytes(pickle.dumps((_ATTACHED, None)))
             pipe.recv_bytes()
-            answer = pickle.dumps((_RESULT, fn(GroupFreeComm(heap, timeout_s=comm_timeout_s), *args)))
+            answer = pickle.dumps((_RESULT, fn(comm, *args)))
     except BaseException as error:
         answer = _pickled_error(error, rank, descriptor.world_size)
     pipe.send_bytes(answer)

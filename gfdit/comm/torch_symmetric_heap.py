@@ -1,0 +1,142 @@
+"""The CUDA heap: a segment per GPU in torch's symmetric memory, one process per GPU, kernels move the data.
+
+One rendezvous of the world at start, nothing per group. The ranks of a world are the GPUs of one machine, rank
+``r`` on device ``r``; each must be able to address every other one's memory. Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gfdit.comm.heap import Transport
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor, Lanes
+from gfdit.comm.heap_tensors import HeapTensors
+from gfdit.comm.selector_table import SelectorTable
+from gfdit.comm.torch_symmetric_memory import map_segments
+
+_RENDEZVOUS_TIMEOUT_S = 300.0
+# For eight GPUs some 150 MiB each. Slots: large enough that a round pays for its handshake.
+DEVICE_SIZES = {
+    "slot_bytes": 1 << 20,
+    "low_latency_bytes": 64 << 10,
+    "export_bytes": 16 << 20,
+    "multicast_bytes": 1 << 20,
+    "scratch_bytes": 64 << 20,
+}
+
+
+class TorchSymmetricHeap:
+    """A ``KernelHeap``; make one with ``create`` + ``attach``."""
+
+    @classmethod
+    def create(cls, world_size: int, *, lanes: Sequence[str] = DEFAULT_LANES, **sizes: int) -> HeapDescriptor:
+        """Describe a heap of ``world_size`` GPUs; memory is taken when they attach. ``unlink`` it in the end.
+
+        ``sizes``: as of ``SharedMemoryHeap.create``, by default ``DEVICE_SIZES``. Raises ValueError, in one clear
+        line, on bad arguments and if this machine cannot do it.
+        """
+        check_devices(world_size)
+        descriptor = HeapDescriptor.make("torch_symmetric", world_size, lanes, **{**DEVICE_SIZES, **sizes})
+        file, path = tempfile.mkstemp(prefix="gfdit-rendezvous-")
+        os.close(file)
+        return replace(descriptor, path=path)
+
+    @classmethod
+    def attach(cls, descriptor: HeapDescriptor, rank: int) -> TorchSymmetricHeap:
+        """Take this rank's memory on device ``rank``, which becomes the current one, and map everybody's.
+
+        Every rank calls it at the same time. Raises ValueError as ``create`` does.
+        """
+        descriptor.check_rank(rank)
+        check_devices(descriptor.world_size)
+        check_peer_access(rank, descriptor.world_size)
+        torch.cuda.set_device(rank)
+        return cls(descriptor, rank, torch.device("cuda", rank))
+
+    def __init__(
+        self, descriptor: HeapDescriptor, rank: int, device: torch.device, symmetric_memory: object = None
+    ) -> None:
+        """``symmetric_memory``: see ``map_segments``."""
+        self.descriptor = descriptor
+        self.layout = descriptor.layout
+        self.rank = rank
+        self.device = device
+        self.selector_table = (
+            SelectorTable.load(Path(descriptor.selector_table)) if descriptor.selector_table else None
+        )
+        self._segments = map_segments(
+            self.layout.segment_bytes,
+            device,
+            rank=rank,
+            world_size=descriptor.world_size,
+            store_path=descriptor.path,
+            timeout_s=_RENDEZVOUS_TIMEOUT_S,
+            symmetric_memory=symmetric_memory,
+        )
+        self._lanes = Lanes(rank, descriptor.lanes)
+        self.tensors = HeapTensors(self._scratch, self.layout.scratch_bytes)
+
+    @property
+    def world_size(self) -> int:
+        return self.descriptor.world_size
+
+    @property
+    def session(self) -> int:
+        return self.descriptor.session
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        return self.descriptor.lanes
+
+    @property
+    def multicast_pointer(self) -> int:
+        return self._segments.multicast_pointer
+
+    def base_pointer(self, rank: int) -> int:
+        return self._segments.by_rank[rank].data_ptr()
+
+    def segment(self, rank: int) -> torch.Tensor:
+        """All of ``rank``'s segment, uint8, on this rank's device."""
+        return self._segments.by_rank[rank]
+
+    def open_lane(self, lane: str, *, timeout_s: float) -> Transport:
+        # Imported here: it needs triton, which a machine without a GPU need not have.
+        from gfdit.comm.kernel_transport import KernelTransport
+
+        self._lanes.open(lane)
+        return KernelTransport(self, lane, timeout_s)
+
+    def close(self) -> None:
+        """No lane can be opened any more. The memory goes with the process: peers may still be reading it."""
+        self._lanes.closed = True
+
+    def __enter__(self) -> TorchSymmetricHeap:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _scratch(self) -> torch.Tensor:
+        begin = self.layout.scratch_offset
+        return self.segment(self.rank)[begin : begin + self.layout.scratch_bytes]
+
+
+def check_devices(world_size: int) -> None:
+    """Raises ValueError if torch has no symmetric memory or sees fewer than ``world_size`` CUDA devices."""
+    if torch.version.cuda is None:
+        raise ValueError(f"symmetric memory needs a torch built for CUDA, this is torch {torch.__version__}")
+    if (num_devices := torch.cuda.device_count()) < world_size:
+        raise ValueError(f"a heap of {world_size} ranks needs as many CUDA devices, torch sees {num_devices}")
+
+
+def check_peer_access(rank: int, world_size: int) -> None:
+    """Raises ValueError if device ``rank`` cannot address the memory of another one."""
+    for peer in range(world_size):
+        if peer != rank and not torch.cuda.can_device_access_peer(rank, peer):
+            raise ValueError(f"CUDA device {rank} cannot address the memory of device {peer} (no peer access)")
