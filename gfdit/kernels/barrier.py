@@ -34,7 +34,7 @@ def run(members: Members) -> None:
         1,
         members.arguments(),
         num_warps=1,
-        GROUP=members.block_size,
+        GROUP=members.vector_size,
         PACKED=members.packed,
         PTX=members.ptx,
     )

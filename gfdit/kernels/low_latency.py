@@ -203,7 +203,8 @@ def await_pairs(
     """Wait for this program's token of instance ``count + 1`` from ``peers``, and for its pairs where ``wanted``.
 
     ``offsets`` (N,) are those of the bytes in the message, ``wanted`` has shape (P, N), the rest (P,). Returns the
-    eight bytes of each pair and whether they arrived; otherwise the failure was reported.
+    eight bytes of each pair and whether they arrived; otherwise the failure was reported. Of a peer that issued
+    something else no pairs are expected, and soon nobody is waited for.
     """
     tokens = make_token(digests, generations, count + 1)
     signals = signal(line(lane, rank, peers), count % 2, tl.program_id(0))
@@ -221,11 +222,13 @@ def await_pairs(
         first, second = load_pairs(pairs, wanted, PTX)
         differ = ((first ^ flags) | (second ^ flags)) & ~_LOW
         missing = tl.max((wanted & (differ != 0)).to(tl.int32), axis=1) > 0
-        # From a peer that issued something else no pairs are expected.
-        waiting = mask & (is_behind(observed, tokens) | (missing & (observed == tokens)))
+        behind = is_behind(observed, tokens)
+        waiting = mask & (behind | (missing & (observed == tokens)))
         polls += 1
         if polls % LOOK_AROUND == 0:
             stop = look_around(lane, clock, deadline, rank, peers, mask, PTX)
+            if tl.sum((mask & (observed != tokens) & (behind == 0)).to(tl.int32)) > 0:
+                stop = 2
     wrong = mask & (observed != tokens) & (is_behind(observed, tokens) == 0)
     arrived = conclude(lane, stop, waiting, wrong, observed, tokens, rank, peers, mask, operation, PTX)
     return (first & _LOW) | (second << 32), arrived.to(tl.int32)

@@ -41,7 +41,6 @@ def all_variants(world_size: int, ptx: bool, tma: bool = True) -> Iterator[Varia
     for packed, width in itertools.product((True, False), WIDTHS):
         yield Variant.of(recv, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
     for group, packed in group_blocks(world_size):
-        yield Variant.of(barrier, num_warps=1, GROUP=group, PACKED=packed, PTX=ptx)
         yield from _low_latency_variants(group, packed, ptx)
         for width in WIDTHS:
             common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
@@ -55,6 +54,7 @@ def all_variants(world_size: int, ptx: bool, tma: bool = True) -> Iterator[Varia
 def _exchange_variants(world_size: int, ptx: bool, tma: bool) -> Iterator[Variant]:
     for group, packed in vector_blocks(world_size):
         group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
+        yield Variant.of(barrier, num_warps=1, **group_fields)
         for width in WIDTHS:
             common = group_fields | {"WIDTH": width, "BLOCK": block_bytes(ptx)}
             yield Variant.of(push_exchange, TMA=False, **common)
