@@ -3,7 +3,8 @@
 A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
 ``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
 Requests take turns, oldest first; a task waits until all its ranks are free. Denoising steps of requests whose
-scripts say ``batch`` share a dispatch when their scripts and shapes agree and they wait at the same time.
+scripts say ``batch`` share a dispatch when their scripts and shapes agree and they wait at the same time; with
+``batch=2`` they wait for each other until they are two.
 """
 
 from __future__ import annotations
@@ -31,35 +32,50 @@ class LayoutScript:
         chosen = []
         order = {task.id: index for index, task in enumerate(view.ready)}
         waiting = sorted(view.ready, key=lambda t: (self._last_turn.get(t.request_id, 0), order[t.id]))
+        held = False
         while waiting:
             task = waiting.pop(0)
             script = view.requests[task.request_id].slo_class
             layout = layout_of(script, task)
-            if set(layout.ranks) <= free:
-                batch = [task]
-                if "batch" in script.split() and task.kind is TaskKind.DENOISE:
-                    batch += [
-                        t
-                        for t in waiting
-                        if t.kind is task.kind
-                        and (t.model, t.shape, t.cfg) == (task.model, task.shape, task.cfg)
-                        and view.requests[t.request_id].slo_class == script
-                    ]
-                    waiting = [t for t in waiting if t not in batch]
-                free -= set(layout.ranks)
-                chosen.append(Dispatch(tuple(t.id for t in batch), layout))
-                self._turn += self.interleave
-                self._last_turn.update((t.request_id, self._turn) for t in batch)
-        return Decision(tuple(chosen))
+            if not set(layout.ranks) <= free:
+                continue
+            batch, size = [task], batch_size(script) if task.kind is TaskKind.DENOISE else 1
+            if size != 1:
+                batch += [other for other in waiting if _alike(task, other, view)][: size - 1 if size else None]
+                waiting = [other for other in waiting if other not in batch]
+            if size and len(batch) < size:
+                held = True
+                continue
+            free -= set(layout.ranks)
+            chosen.append(Dispatch(tuple(t.id for t in batch), layout))
+            self._turn += self.interleave
+            self._last_turn.update((t.request_id, self._turn) for t in batch)
+        # What waits for a partner is not forgotten.
+        return Decision(tuple(chosen), wake_at_s=view.now_s + 1.0 if held else None)
+
+
+def _alike(task: TaskView, other: TaskView, view: SchedulerView) -> bool:
+    scripts = (view.requests[task.request_id].slo_class, view.requests[other.request_id].slo_class)
+    same = (task.kind, task.model, task.shape, task.cfg) == (other.kind, other.model, other.shape, other.cfg)
+    return same and scripts[0] == scripts[1]
+
+
+def batch_size(script: str) -> int:
+    """How many requests share a step: 0 is as many as there are."""
+    for word in script.split():
+        name, _, number = word.partition("=")
+        if name == "batch":
+            return int(number or 0)
+    return 1
 
 
 def layout_of(script: str, task: TaskView) -> ExecutionLayout:
     words = dict.fromkeys(("encode", "prepare", "decode"), ExecutionLayout((0,)))
     steps = []
     for word in script.split():
-        name, _, ranks_text = word.partition("@")
-        if name == "batch":
+        if word.startswith("batch"):
             continue
+        name, _, ranks_text = word.partition("@")
         ranks = tuple(int(rank) for rank in ranks_text.split(","))
         if name in words:
             words[name] = ExecutionLayout(ranks)

@@ -92,12 +92,11 @@ class ProfileServer:
             time.sleep(0.005)
 
 
-def script_on(ranks: Sequence[int], parallel: ParallelSpec, *, batch: bool = False) -> str:
-    """Everything of a request on ``ranks``; what is not parallel on the first of them."""
-    first = ranks[0]
-    words = [f"{task}@{first}" for task in ("encode", "prepare", "decode")]
+def script_on(ranks: Sequence[int], parallel: ParallelSpec, batch: int = 1) -> str:
+    """Everything of a request on ``ranks``, what is not parallel on the first of them, ``batch`` steps at once."""
+    words = [f"{task}@{ranks[0]}" for task in ("encode", "prepare", "decode")]
     words.append(f"{parallel}@{','.join(map(str, ranks))}")
-    return " ".join([*words, "batch"] if batch else words)
+    return " ".join([*words, f"batch={batch}"] if batch > 1 else words)
 
 
 def script_between(one: int, other: int) -> str:
