@@ -25,6 +25,7 @@ class Path(StrEnum):
     DIRECT_PUSH = "direct_push"
     COPY_ENGINE = "copy_engine"
     TMA = "tma"
+    MULTICAST = "multicast"
 
     @property
     def protocol(self) -> Path:

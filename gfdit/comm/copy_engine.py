@@ -29,7 +29,8 @@ def copy_engine_obstacle(situation: Situation, site: Site) -> str | None:
 
 
 def copy_engine(exchange: Exchange) -> None:
-    assert exchange.num_bytes is not None
+    num_bytes = exchange.call.num_bytes
+    assert num_bytes is not None  # copy_engine_obstacle
     heap, members, parts = exchange.heap, exchange.members, exchange.parts
     rank, size = heap.rank, members.size
     area_stride, area_bytes = exchange.export_areas()
@@ -39,7 +40,7 @@ def copy_engine(exchange: Exchange) -> None:
         _copy(target[own.recv_offset :], source[own.send_offset : own.send_offset + own.send_bytes])
     others = [(members.index + distance) % size for distance in range(1, size)]
     pieces = {position: parts[members.ranks[position]] for position in others if members.ranks[position] in parts}
-    for begin in range(0, max(exchange.num_bytes, 1), area_bytes):
+    for begin in range(0, max(num_bytes, 1), area_bytes):
         area = exchange.export_area(rank)
         for position, piece in pieces.items():
             count = min(piece.send_bytes - begin, area_bytes)

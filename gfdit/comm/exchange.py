@@ -9,7 +9,7 @@ import torch
 
 from gfdit.comm.choice import Choice
 from gfdit.comm.even import EvenParts
-from gfdit.comm.heap import KernelHeap, Operation, PeerSlice
+from gfdit.comm.heap import Call, KernelHeap, Operation, PeerSlice
 from gfdit.comm.kernel_state import LaneState
 from gfdit.kernels.members import Members
 
@@ -19,9 +19,10 @@ class Exchange:
     """One operation, ready to launch. ``even`` is None exactly if the table of ``members`` is used.
 
     ``parts`` are by rank; a rank without one neither sends nor receives anything. ``alignment``: all offsets
-    combined with "or". ``num_bytes``: the most on any edge of the group; None if only some members know.
+    combined with "or".
     """
 
+    call: Call
     heap: KernelHeap
     state: LaneState
     lane_index: int
@@ -30,14 +31,13 @@ class Exchange:
     target: torch.Tensor
     even: EvenParts | None
     parts: Mapping[int, PeerSlice]
-    num_bytes: int | None
     alignment: int
     choice: Choice
 
     def export_areas(self) -> tuple[int, int]:
         """How the export area is shared by the positions of the group: stride and size, multiples of 16."""
         export_bytes = self.heap.layout.export_bytes
-        if self.members.operation == Operation.ALL_GATHER:  # everybody gets the same
+        if self.call.operation == Operation.ALL_GATHER:  # everybody gets the same
             return 0, export_bytes
         area_bytes = export_bytes // self.members.size // 16 * 16
         return area_bytes, area_bytes

@@ -17,7 +17,7 @@ from gfdit.comm.exchange import Exchange
 from gfdit.comm.heap import Operation
 from gfdit.comm.layout import MAX_CHUNKS
 from gfdit.kernels import barrier as barrier_kernel
-from gfdit.kernels import low_latency_exchange, pull_exchange, push_exchange
+from gfdit.kernels import low_latency_exchange, multicast_all_gather, pull_exchange, push_exchange
 from gfdit.kernels.launch import common_width
 from gfdit.kernels.tma_copy import TILE_ALIGNMENT, launch_with_workspace
 
@@ -63,13 +63,13 @@ def tma(exchange: Exchange) -> None:
         launch_with_workspace(exchange.state.workspace, lambda: _push(exchange, tma=True))
 
 
-def has_tma(site: Site) -> bool:
+def is_hopper(site: Site) -> bool:
     """On Hopper and later, and in the interpreter."""
     return not 0 < site.capability < 90
 
 
 def tma_obstacle(situation: Situation, site: Site) -> str | None:
-    return None if has_tma(site) else f"it needs compute capability 9.0, this is {site.capability / 10:.1f}"
+    return None if is_hopper(site) else f"it needs compute capability 9.0, this is {site.capability / 10:.1f}"
 
 
 def _push(exchange: Exchange, tma: bool) -> None:
@@ -112,6 +112,29 @@ def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int =
     )
 
 
+def multicast(exchange: Exchange) -> None:
+    num_bytes = exchange.call.num_bytes
+    assert num_bytes is not None  # every member gathers as much
+    multicast_all_gather.run(
+        exchange.members,
+        exchange.source.data_ptr(),
+        exchange.target.data_ptr(),
+        num_bytes,
+        num_programs=exchange.choice.num_programs,
+    )
+
+
+def multicast_obstacle(situation: Situation, site: Site) -> str | None:
+    if situation.operation not in (Operation.ALL_GATHER, Operation.BROADCAST):
+        return "not everybody gets the same"
+    if site.capability and not site.has_multicast:
+        return "the hardware has no multicast"
+    needed = MAX_CHUNKS * 16  # 16 bytes for each program
+    if site.layout.multicast_bytes < needed:
+        return f"it needs {needed} multicast_bytes, the heap has {site.layout.multicast_bytes}"
+    return None
+
+
 def _no_obstacle(situation: Situation, site: Site) -> str | None:
     return None
 
@@ -148,4 +171,5 @@ PATHS: Mapping[Path, ExchangePath] = {
     Path.DIRECT_PUSH: ExchangePath(direct_push, _target_obstacle),
     Path.TMA: ExchangePath(tma, tma_obstacle),
     Path.COPY_ENGINE: ExchangePath(copy_engine, copy_engine_obstacle),
+    Path.MULTICAST: ExchangePath(multicast, multicast_obstacle),
 }

@@ -18,7 +18,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_d
 from gfdit.comm.choice import Choice, Path, Situation
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
-from gfdit.comm.exchange_paths import PATHS, has_tma
+from gfdit.comm.exchange_paths import PATHS, is_hopper
 from gfdit.comm.heads import HeadExchange, exchange_by_copies
 from gfdit.comm.heap import Call, KernelHeap, PeerSlice
 from gfdit.comm.heap_tensors import heap_addresses
@@ -69,6 +69,7 @@ class KernelTransport:
             in_heap = [tensor.untyped_storage().data_ptr() in self._heap_addresses for tensor in (source, target)]
             choice = self.selector.choose(Situation(call.operation, len(call.ranks), call.num_bytes, *in_heap))
             exchange = Exchange(
+                call=call,
                 heap=self._heap,
                 state=self._state,
                 lane_index=self._lane_index,
@@ -77,7 +78,6 @@ class KernelTransport:
                 target=target,
                 even=even,
                 parts=parts,
-                num_bytes=call.num_bytes,
                 alignment=_combined(
                     even or [x for piece in peers for x in (piece.send_offset, piece.recv_offset)]
                 ),
@@ -164,7 +164,7 @@ class KernelTransport:
             raise self._failures.take()
 
     def warm_up(self) -> None:
-        variants = list(all_variants(self._heap.world_size, self._state.on_gpu, has_tma(site_of(self._heap))))
+        variants = list(all_variants(self._heap.world_size, self._state.on_gpu, is_hopper(site_of(self._heap))))
         # Ranks that share a disk cache begin with different ones.
         first = self._rank * len(variants) // self._heap.world_size
         launcher.warm_up([*variants[first:], *variants[:first]])

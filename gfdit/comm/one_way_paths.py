@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gfdit.comm.choice import Choice, Path
-from gfdit.kernels import low_latency_broadcast, recv, send
+from gfdit.kernels import low_latency_broadcast, multicast_broadcast, recv, send
 from gfdit.kernels.members import Members
 
 
@@ -66,7 +66,22 @@ def _low_latency_pull(operation: OneWay) -> None:
     )
 
 
+def _multicast_push(operation: OneWay) -> None:
+    num_programs = operation.choice.num_programs
+    multicast_broadcast.run_push(
+        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
+    )
+
+
+def _multicast_pull(operation: OneWay) -> None:
+    num_programs = operation.choice.num_programs
+    multicast_broadcast.run_pull(
+        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
+    )
+
+
 ONE_WAY_PATHS: Mapping[Path, OneWayPath] = {
     Path.LOW_LATENCY: OneWayPath(_low_latency_push, _low_latency_pull),
     Path.PUSH: OneWayPath(_push, _pull),
+    Path.MULTICAST: OneWayPath(_multicast_push, _multicast_pull),
 }

@@ -37,6 +37,17 @@ def copy_share(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
+def round_share(num_bytes, area_bytes, num_programs):
+    """How many of ``num_bytes`` one program moves in a round through an area that all programs share, at most.
+
+    A multiple of 16, and at least that: an area must have 16 bytes for each program. Both ends of an edge get the
+    same.
+    """
+    even = (num_bytes + num_programs * 16 - 1) // (num_programs * 16) * 16
+    return tl.maximum(tl.minimum(even, area_bytes // (num_programs * 16) * 16), 16)
+
+
+@triton.jit
 def _copy_pairs(target, source, num_bytes, BLOCK: tl.constexpr):
     # The hint says what the caller promised; with it a thread moves two words in one instruction.
     source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)

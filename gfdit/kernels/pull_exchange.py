@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from gfdit.comm.layout import OFFSET_WORD
-from gfdit.kernels.copy import copy_bytes, copy_share
+from gfdit.kernels.copy import copy_bytes, copy_share, round_share
 from gfdit.kernels.edges import (
     EDGE_GENERATION,
     EDGE_OBSERVED,
@@ -140,7 +140,7 @@ def pull_exchange(
     positions = tl.where(positions < size, positions, index)
     peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
     edge_bytes, digests = edges_at(table, positions, digest, num_bytes, PACKED)
-    round_bytes = _share(edge_bytes, area_bytes, num_programs) * num_programs
+    round_bytes = round_share(edge_bytes, area_bytes, num_programs) * num_programs
     rounds = tl.where(others, tl.maximum((edge_bytes + round_bytes - 1) // round_bytes, 1), 0)
     counters = word_pointer(edge_state(lane, peers))
     observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
@@ -216,17 +216,10 @@ def pull_exchange(
 
 
 @triton.jit
-def _share(edge_bytes, area_bytes, num_programs):
-    """How many bytes of a part one program moves in a round, at most; both ends of an edge agree on it."""
-    even = (edge_bytes + num_programs * 16 - 1) // (num_programs * 16) * 16
-    return tl.maximum(tl.minimum(even, area_bytes // (num_programs * 16) * 16), 16)
-
-
-@triton.jit
 def _turn(table, position, num_bytes, area_bytes, step, PACKED: tl.constexpr):
     """This program's share of the part of ``position``, and where in the part that of round ``step`` begins."""
     edge_bytes = edges_at(table, position, 0, num_bytes, PACKED)[0]
-    share = _share(edge_bytes, area_bytes, tl.num_programs(0))
+    share = round_share(edge_bytes, area_bytes, tl.num_programs(0))
     return share, (step * tl.num_programs(0) + tl.program_id(0)) * share
 
 

@@ -17,6 +17,8 @@ from gfdit.kernels.low_latency_all_reduce import DTYPES, low_latency_all_reduce
 from gfdit.kernels.low_latency_broadcast import low_latency_pull, low_latency_push
 from gfdit.kernels.low_latency_exchange import low_latency_exchange
 from gfdit.kernels.members import MAX_PACKED
+from gfdit.kernels.multicast_all_gather import multicast_all_gather
+from gfdit.kernels.multicast_broadcast import multicast_pull, multicast_push
 from gfdit.kernels.pull_exchange import DIRECT_PULL, DIRECT_PUSH, STAGED_PULL, pull_exchange
 from gfdit.kernels.push_exchange import push_exchange
 from gfdit.kernels.recv import recv
@@ -31,15 +33,16 @@ _HEAD_TENSORS = (1, 2, 3)
 _ROW_FIELDS = 7
 
 
-def all_variants(world_size: int, ptx: bool, tma: bool = True) -> Iterator[Variant]:
+def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Variant]:
     """What lanes of a heap of ``world_size`` ranks may launch.
 
-    ``ptx``: on a GPU. ``tma``: it is Hopper or later, or there is none.
+    ``ptx``: on a GPU. ``hopper``: which has tiles and multicast, or there is none.
     """
     block = block_bytes(ptx)
-    yield from _exchange_variants(world_size, ptx, tma)
+    yield from _exchange_variants(world_size, ptx, hopper)
     for packed, width in itertools.product((True, False), WIDTHS):
-        yield Variant.of(recv, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
+        for kernel in (recv, multicast_pull) if hopper else (recv,):
+            yield Variant.of(kernel, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
     for group, packed in group_blocks(world_size):
         yield from _low_latency_variants(group, packed, ptx)
         for width in WIDTHS:
@@ -51,7 +54,7 @@ def all_variants(world_size: int, ptx: bool, tma: bool = True) -> Iterator[Varia
                     yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
 
 
-def _exchange_variants(world_size: int, ptx: bool, tma: bool) -> Iterator[Variant]:
+def _exchange_variants(world_size: int, ptx: bool, hopper: bool) -> Iterator[Variant]:
     for group, packed in vector_blocks(world_size):
         group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
         yield Variant.of(barrier, num_warps=1, **group_fields)
@@ -60,7 +63,9 @@ def _exchange_variants(world_size: int, ptx: bool, tma: bool) -> Iterator[Varian
             yield Variant.of(push_exchange, TMA=False, **common)
             for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
                 yield Variant.of(pull_exchange, KIND=kind.value, **common)
-        if tma:
+            for kernel in (multicast_all_gather, multicast_push) if hopper else ():
+                yield Variant.of(kernel, **common)
+        if hopper:
             yield Variant.of(push_exchange, TMA=True, WIDTH=16, BLOCK=tile_bytes(ptx), **group_fields)
 
 

@@ -1,0 +1,100 @@
+"""One store that reaches the segments of all ranks: what the switch between GPUs can do since Hopper.
+
+The heap maps all segments a second time, at an address where a store goes to all of them, members of the group or
+not. So each rank has an area of its own in every segment, which nobody else writes, and an operation ends with
+word that all members have taken what was there. A rank whose data are not aligned, or whose heap has no such
+address, stores to each member instead; its peers cannot tell.
+
+The two addresses of an area are different proxies of memory, so a fence goes between stores to all and the token
+that publishes them, and between a token that was observed and loads from the area (``fence_alias``).
+
+Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gfdit.kernels.copy import copy_bytes
+from gfdit.kernels.edges import (
+    LANE_MULTICAST,
+    LANE_MULTICAST_BASE,
+    LANE_MULTICAST_BYTES,
+    segment,
+)
+from gfdit.kernels.members import ranks_at
+
+
+@triton.jit
+def area_offset(lane, source_rank):
+    """Where in every segment the area of ``source_rank`` is."""
+    return tl.load(lane + LANE_MULTICAST) + source_rank * tl.load(lane + LANE_MULTICAST_BYTES)
+
+
+@triton.jit
+def store_to_members(
+    lane,
+    ranks_low,
+    ranks_high,
+    table,
+    size,
+    index,
+    offset,
+    source,
+    num_bytes,
+    PACKED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Copy ``num_bytes`` from address ``source`` to ``offset`` of the segment of every other member, at least."""
+    whole = tl.zeros((), tl.int64)
+    if PTX:
+        if WIDTH == 16:
+            whole = tl.maximum(num_bytes, 0) // 16 * 16
+            _store_to_all(tl.load(lane + LANE_MULTICAST_BASE) + offset, source, whole, BLOCK)
+            fence_alias(PTX)
+    for distance in range(1, size):
+        peer = ranks_at(ranks_low, ranks_high, table, (index + distance) % size, PACKED)
+        place = segment(lane, peer) + offset + whole
+        if PTX and WIDTH == 16:
+            copy_bytes(place, source + whole, num_bytes - whole, 1, 64)
+        else:
+            copy_bytes(place, source, num_bytes, WIDTH, BLOCK)
+
+
+@triton.jit
+def _store_to_all(address, source, num_bytes, BLOCK: tl.constexpr):
+    words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
+    for first in range(0, num_bytes, BLOCK):
+        offsets = first + tl.arange(0, BLOCK // 16) * 16
+        mask = offsets < num_bytes
+        pairs = words + (offsets // 8)[:, None] + tl.arange(0, 2)[None, :]
+        low, high = tl.split(tl.load(pairs, mask=mask[:, None]))
+        # The type says how wide it is; bits are stored as they are.
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred wanted;
+            .reg .b32 word<4>;
+            setp.ne.s32 wanted, $4, 0;
+            mov.b64 {word0, word1}, $2;
+            mov.b64 {word2, word3}, $3;
+            @wanted multimem.st.relaxed.sys.global.v4.f32 [$1], {word0, word1, word2, word3};
+            mov.b64 $0, $2;
+            }""",
+            "=l,l,l,l,r",
+            [address + offsets, low, high, mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def fence_alias(PTX: tl.constexpr):
+    """Order what this thread does through one address of an area with what it does through the other."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            "fence.proxy.alias; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
