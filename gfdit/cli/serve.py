@@ -29,6 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-name", metavar="NAME", help="what the cost table calls the model")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
     parser.add_argument("--record", metavar="FILE", type=Path, help="write every event and decision, for replay")
+    parser.add_argument(
+        "--comm-table", metavar="FILE", type=Path, help="how collectives move data, from `gfdit bench comm --save`"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +52,9 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         settings["model_name"] = args.model_name
     if args.costs is not None:
         check_costs(args.costs, Settings(model_name=args.model_name).name_of(args.model))
-    for name in ("costs", "timeline", "record"):
+    if args.comm_table is not None:
+        check_comm_table(args.comm_table)
+    for name in ("costs", "timeline", "record", "comm_table"):
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
     stage = {
@@ -69,6 +74,13 @@ def check_costs(path: Path, model: str) -> None:
     known = dict.fromkeys(entry.model for entry in CostTable.load(path).entries)
     if model not in known:
         raise ValueError(f"{path} has no times of {model!r}, known: {', '.join(known)}; see --model-name")
+
+
+def check_comm_table(path: Path) -> None:
+    """Raises ValueError or OSError for a table that cannot be used."""
+    from gfdit.comm.selector_table import SelectorTable  # needs torch, which takes seconds to import
+
+    SelectorTable.load(path)
 
 
 def parse_policy_args(items: list[str]) -> dict[str, str]:

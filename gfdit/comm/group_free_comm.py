@@ -71,6 +71,11 @@ class GroupFreeComm:
                 self._siblings[name] = sibling
             return self._siblings[name]
 
+    @property
+    def device(self) -> torch.device:
+        """Where tensors have to be."""
+        return self._device
+
     def open_lanes(self) -> list[GroupFreeComm]:
         """The communicators of all lanes opened so far, this one among them."""
         with self._siblings_lock:
@@ -243,6 +248,12 @@ class GroupFreeComm:
         after a captured graph was replayed. Waits for nothing. The next operation would raise it, too.
         """
         self._transport.check()
+
+    def synchronize(self) -> None:
+        """Wait until the current stream has run all it was given, then ``check``. On a CPU it is ``check``."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self.check()
 
     def warm_up(self) -> None:
         """Prepare all that operations may need, so that none of them compiles anything. Communicates nothing."""

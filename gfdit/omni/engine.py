@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import queue
 import time
+from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
@@ -24,9 +25,10 @@ from vllm_omni.platforms import current_omni_platform
 
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
+from gfdit.comm.selector_table import SelectorTable
 from gfdit.core.tasks import Request
 from gfdit.omni.compatibility import check_config, check_symbols
-from gfdit.omni.launcher import ElasticExecutor
+from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
@@ -285,15 +287,16 @@ def _error_output(message: msg.Ended) -> DiffusionOutput:
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     """The number of ranks, with the configuration set to a full replica on each.
 
-    Raises ``ValueError`` for more ranks than this machine has devices.
+    Raises ``ValueError`` for more ranks than this machine has devices, for devices without a symmetric heap, and
+    for a wrong table of collectives.
     """
     num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
     num_devices = current_omni_platform.get_device_count()
     if num_ranks > num_devices:
         raise ValueError(f"gfdit was asked for {num_ranks} ranks but this machine has {num_devices} devices")
-    device_type = current_omni_platform.device_type
-    if num_ranks > 1 and device_type != "cpu":
-        raise ValueError(f"gfdit has no symmetric heap for {device_type!r} devices yet: use one rank, or the CPU")
+    heap_kind(current_omni_platform.device_type)
+    if settings.comm_table is not None:
+        SelectorTable.load(Path(settings.comm_table))
     od_config.parallel_config.data_parallel_size = num_ranks
     od_config.num_gpus = num_ranks
     return num_ranks

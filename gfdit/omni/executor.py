@@ -97,8 +97,14 @@ class OmniExecutor:
             with self.runner.task(layout):
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))
-        current_omni_platform.synchronize()
+        self._synchronize()
         return [outputs[call.task.id] for call in calls]
+
+    def _synchronize(self) -> None:
+        """Wait for the device. On a GPU only for this lane's stream: copies of the migration lane go on."""
+        if self.comm.device.type != "cuda":
+            current_omni_platform.synchronize()
+        self.comm.synchronize()
 
     def _parts(self, calls: list[TaskCall]) -> list[list[TaskCall]]:
         if calls[0].task.kind is not TaskKind.DENOISE:

@@ -9,17 +9,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
 from vllm_omni.platforms import current_omni_platform
 
-from gfdit.comm import SharedMemoryHeap
+from gfdit.comm import create_heap
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig
+
+logger = init_logger(__name__)
+
+
+def heap_kind(device_type: str) -> str:
+    """The heap that ranks on such devices share. Raises ``ValueError`` for devices that have none."""
+    kinds = {"cpu": "shared_memory", "cuda": "torch_symmetric"}
+    if device_type not in kinds:
+        raise ValueError(f"gfdit has no symmetric heap for {device_type!r} devices; known: {', '.join(kinds)}")
+    return kinds[device_type]
 
 
 class ElasticExecutor(DiffusionExecutor):
@@ -41,9 +52,13 @@ class ElasticExecutor(DiffusionExecutor):
         payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank(), self.settings.adapter)
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
-        self.heap = SharedMemoryHeap.create(self.num_ranks)
-        on_cpu = current_omni_platform.device_type == "cpu"
+        device_type = current_omni_platform.device_type
+        on_cpu = device_type == "cpu"
         settings = self.settings
+        table = settings.comm_table or ""
+        if on_cpu and table:
+            logger.warning("the table of collectives %s has no effect on a CPU", table)
+        self.heap = create_heap(heap_kind(device_type), self.num_ranks, selector_table=table)
         self.client = ControlClient(
             RuntimeConfig(
                 run_dir=str(run_dir),

@@ -16,6 +16,7 @@ from gfdit.core.policy_loading import load_policy
 class Settings:
     """``ranks`` defaults to the stage's data-parallel size. Times in seconds, sizes in pixels.
 
+    ``comm_table`` is a file of ``gfdit bench comm --save``, by which kernels choose how to move data.
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
     tables and policies call the model. ``record`` is a file for every event and command of the control plane.
 
@@ -33,6 +34,7 @@ class Settings:
     costs: str | None = None
     timeline: str | None = None
     record: str | None = None
+    comm_table: str | None = None
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096

@@ -7,11 +7,13 @@ copy, or whose input is being copied away, waits for it first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Iterable
 
+import torch
 import zmq
 
 from gfdit.comm import CommError, GroupFreeComm
@@ -26,7 +28,10 @@ logger = logging.getLogger("gfdit.worker")
 
 
 class MigrationLane(threading.Thread):
-    """Copies and frees artifacts. A broken copy breaks the lane, and with it the worker: it fails closed."""
+    """Copies and frees artifacts. A broken copy breaks the lane, and with it the worker: it fails closed.
+
+    On a GPU it works on a stream of its own; a copy is done when that stream is done with it.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,10 @@ class MigrationLane(threading.Thread):
                     raise TaskError(error)
 
     def run(self) -> None:
+        with own_stream(self._executor.device):
+            self._serve()
+
+    def _serve(self) -> None:
         try:
             while (data := wait_for_command(self._commands)) is not None:
                 match self._decode.decode(data):
@@ -80,6 +89,7 @@ class MigrationLane(threading.Thread):
         num_bytes, error = 0, ""
         try:
             num_bytes = self._send(command) if self.rank == command.source else self._receive(command)
+            self._comm.synchronize()
         except MigrationError as failure:
             error = str(failure)
         finished_s = time.monotonic()
@@ -103,6 +113,14 @@ class MigrationLane(threading.Thread):
         parts = receive_artifact(self._comm, command.ranks, self._executor.device)
         self._executor.import_artifact(command.artifact, parts)
         return parts.num_bytes
+
+
+def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes ``device`` and a new stream of it current in this thread; nothing on a CPU."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    torch.cuda.set_device(device)
+    return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 class ComputeLane:

@@ -38,11 +38,12 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
 
 def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.Socket) -> None:
     # Imported here: the control process imports this module and needs neither torch nor a model.
-    from gfdit.comm import GroupFreeComm, HeapDescriptor, SharedMemoryHeap
+    from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
     from gfdit.runtime.lanes import ComputeLane, MigrationLane
 
-    heap = SharedMemoryHeap.attach(HeapDescriptor.from_json(config.heap), rank)
+    heap = attach_heap(HeapDescriptor.from_json(config.heap), rank)
     comm = GroupFreeComm(heap, timeout_s=config.comm_timeout_s)
+    comm.warm_up()
     make_executor = _resolve(config.worker)
     executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
     with contextlib.closing(executor):
