@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 DPI = 110
 PANEL_WIDTH_IN = 4.6
 PANEL_HEIGHT_IN = 3.3
-LANES_DPI = 90
+LANES_DPI = 78
 MAX_COLUMNS = 3
 MANY_REQUESTS = 20  # more than there are colours for
 DODGE = 0.008  # of the axis, between the markers of two policies
@@ -184,6 +185,7 @@ def _finish(axes: Axes, title: str, x_label: str) -> None:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=9, frameon=False
-    )
+    width_in = sum(0.62 + 0.085 * len(label) for label in labels)
+    num_rows = math.ceil(width_in / figure.get_figwidth())
+    ncols = math.ceil(len(labels) / num_rows) if labels else 1
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=9, frameon=False)

@@ -37,7 +37,7 @@ class Report:
             sweep = run_sweep(grid, num_processes=self.num_processes, on_done=bar.update)
         if wrong := [cell for cell in sweep.cells if cell.complaint]:
             raise ValueError(f"{wrong[0].point}, seed {wrong[0].seed}: {wrong[0].policy}: {wrong[0].complaint}")
-        self.means[name] = sweep.as_json(cells=False)["points"]
+        self.means[name] = _rounded(sweep.as_json(cells=False)["points"])
         return sweep
 
     def picture(self, name: str, caption: str) -> Path:
@@ -75,3 +75,12 @@ class Report:
         (self.folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         data = {**self.source, "num_seeds": self.num_seeds, "sweeps": self.means}
         (self.folder / f"{self.name}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def _rounded(data: Any) -> Any:
+    """Five decimals everywhere: more says nothing, and the file is kept in the repository."""
+    if isinstance(data, float):
+        return round(data, 5)
+    if isinstance(data, dict):
+        return {key: _rounded(value) for key, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list) else data

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.policy_reports import gaps
-from benchmarks.policy_reports.claims import Claim, claims_table, count_led, rivals_of
-from benchmarks.policy_reports.gfdit_paper import EDF, OTHERS, edf_is_best
+from benchmarks.policy_reports.claims import Claim, Verdict, claims_table, count_led, rivals_of
+from benchmarks.policy_reports.gfdit_claims import EDF, OTHERS, crossing, edf_is_best
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.optimum import optimal_num_met
@@ -33,36 +33,54 @@ def made_up(edf: tuple[float, ...], others: tuple[float, ...], point: Point = PO
 
 
 @pytest.mark.parametrize(
-    ("edf", "others", "holds"),
+    ("edf", "others", "verdict"),
     [
-        ((0.9, 0.8, 0.7), (0.5, 0.5, 0.5), True),
-        ((0.9, 0.8, 0.7), (0.91, 0.81, 0.71), False),
+        ((0.9, 0.8, 0.7), (0.5, 0.5, 0.5), Verdict.HOLDS),
+        ((0.9, 0.8, 0.7), (0.91, 0.81, 0.71), Verdict.FAILS),
         # Ahead on average, but seeds alone may explain it.
-        ((0.9, 0.8, 0.7), (0.6, 0.9, 1.0), True),
+        ((0.9, 0.8, 0.7), (0.6, 0.9, 1.0), Verdict.WITHIN_NOISE),
     ],
 )
 def test_a_claim_of_being_best_follows_the_numbers(
-    edf: tuple[float, ...], others: tuple[float, ...], holds: bool
+    edf: tuple[float, ...], others: tuple[float, ...], verdict: Verdict
 ) -> None:
-    assert edf_is_best({"made up": made_up(edf, others)}).holds is holds
+    assert edf_is_best({"made up": made_up(edf, others)}).verdict is verdict
 
 
 def test_overload_is_not_counted_against_it() -> None:
     overload = made_up((0.1, 0.1, 0.1), (0.9, 0.8, 0.9), Point("short", 1.2))
     below = made_up((0.9, 0.9, 0.9), (0.1, 0.2, 0.1))
-    assert edf_is_best({"made up": Sweep(overload.cells + below.cells)}).holds
+    assert edf_is_best({"made up": Sweep(overload.cells + below.cells)}).verdict is Verdict.HOLDS
+
+
+def test_a_crossing_needs_both_sides() -> None:
+    def at(load: float, edf: float) -> tuple[Cell, ...]:
+        return made_up((edf, edf + 0.1, edf), (0.5, 0.6, 0.6), Point("short", load)).cells
+
+    def verdict(*cells: Cell) -> Verdict:
+        return crossing({"made up": Sweep(cells)}).verdict
+
+    assert verdict(*at(0.5, 0.9), *at(1.5, 0.1)) is Verdict.HOLDS
+    assert verdict(*at(0.5, 0.1), *at(1.5, 0.9)) is Verdict.FAILS
+    assert verdict(*at(0.5, 0.9)) is verdict(*at(1.5, 0.1)) is Verdict.FAILS
 
 
 def test_who_is_ahead_is_named() -> None:
     sweep = made_up((0.5, 0.5, 0.5), (0.6, 0.7, 0.8))
     rivals = rivals_of(sweep, EDF, OTHERS[:1], sweep.points)
     text = count_led(len(sweep.points), rivals)
-    assert text.startswith("nobody ahead in 0 of 1 points") and f"{OTHERS[0]} at short, load 0.9 by 20.0 ±" in text
+    assert (
+        text.startswith("nobody ahead in 0 of 1 settings") and f"{OTHERS[0]} at short, load 0.9 by 20.0 ±" in text
+    )
     assert rivals_of(sweep, OTHERS[0], [EDF], sweep.points) == []
 
 
 def test_verdicts_are_written_out() -> None:
-    claims = [Claim("a", "1", "x", True), Claim("b", "2", "y", False, "because"), Claim("c", "3", "z", None)]
+    claims = [
+        Claim("a", "1", "x", Verdict.HOLDS, "left out"),
+        Claim("b", "2", "y", Verdict.FAILS, "because"),
+        Claim("c", "3", "z", Verdict.NOT_JUDGED),
+    ]
     rows = claims_table(claims)[2:]
     assert [row.split(" | ")[-1] for row in rows] == [
         "**holds** |",
@@ -90,7 +108,7 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
     assert written.startswith("# Title\n\n- 2026-01-01, commit abc") and written.endswith("text\n")
     (mean,) = json.loads((tmp_path / "r.json").read_text())["sweeps"]["s"]
     found = sweep.estimate(sweep.points[0], "fcfs", "slo_attainment")
-    assert found is not None and mean["slo_attainment"]["mean"] == found.mean
+    assert found is not None and mean["slo_attainment"]["mean"] == round(found.mean, 5)
 
 
 def test_small_instances_are_small_enough_for_the_optimum() -> None:
