@@ -24,6 +24,7 @@ from gfdit.comm.group import Group, make_group
 from gfdit.comm.heads import HeadExchange, gather_exchange, scatter_exchange
 from gfdit.comm.heap import Call, Operation, PeerSlice, SymmetricHeap
 from gfdit.comm.reduction import OrderedSum, check_summable
+from gfdit.comm.selector import Selector
 from gfdit.comm.slices import consecutive_slices
 
 
@@ -75,6 +76,11 @@ class GroupFreeComm:
     def device(self) -> torch.device:
         """Where tensors have to be."""
         return self._device
+
+    @property
+    def selector(self) -> Selector | None:
+        """What chooses how kernels move data, and can say why; None where the host moves it."""
+        return self._transport.selector
 
     def open_lanes(self) -> list[GroupFreeComm]:
         """The communicators of all lanes opened so far, this one among them."""

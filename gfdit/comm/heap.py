@@ -19,6 +19,7 @@ from gfdit.comm.layout import SegmentLayout
 if TYPE_CHECKING:
     from gfdit.comm.heads import HeadExchange
     from gfdit.comm.heap_tensors import HeapTensors
+    from gfdit.comm.selector import Selector
     from gfdit.comm.selector_table import SelectorTable
 
 
@@ -65,6 +66,10 @@ class Transport(Protocol):
 
     One thread at a time issues operations on a lane; ``abort`` may come from any thread.
     """
+
+    @property
+    def selector(self) -> Selector | None:
+        """What chooses how kernels move data; None where the host does."""
 
     def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
         """Two-way: with every peer, send one byte range of ``source``, receive one into ``target``.

@@ -62,6 +62,8 @@ class HostTransport:
     ``reset``: their ends may have counted differently.
     """
 
+    selector = None  # there is one way
+
     def __init__(
         self,
         *,

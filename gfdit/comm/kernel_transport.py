@@ -168,6 +168,9 @@ class KernelTransport:
         # Ranks that share a disk cache begin with different ones.
         first = self._rank * len(variants) // self._heap.world_size
         launcher.warm_up([*variants[first:], *variants[:first]])
+        # What an abort needs of torch: loading it then would wait for the kernels that are to be aborted.
+        with self._aside():
+            self._no_table[0] = 0
 
     @contextmanager
     def _operation(self, call: Call, peers: Sequence[int]) -> Iterator[None]:

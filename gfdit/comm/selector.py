@@ -7,9 +7,11 @@ taken. Outside the sizes measured, what was best at the nearest of them.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 
 from gfdit.comm.choice import Choice, Path, Site, Situation
@@ -27,8 +29,15 @@ _MIN_CHUNK_BYTES = 4096
 # What a program moves at once, and enough programs for a few such turns of the largest messages.
 _LOW_LATENCY_BYTES_PER_PROGRAM = 4096
 _MOST_LOW_LATENCY_PROGRAMS = 32
-# What rules choose from; each is another compiled variant.
+# What rules choose from, and what is worth measuring.
 NUM_PROGRAMS = (1, 8, 32)
+_MEASURED_PROGRAMS = (1, 2, 4, 8, 16, 32)
+_PATHS_OF_ONE_PROGRAM = (Path.BARRIER, Path.COPY_ENGINE)
+_PATHS_WITH_CHUNKS = (Path.PUSH, Path.TMA)
+_ONE_WAY = (Operation.BROADCAST, Operation.SEND)
+_ONE_WAY_PATHS = (Path.LOW_LATENCY, Path.PUSH, Path.MULTICAST)
+
+logger = logging.getLogger("gfdit.comm")
 
 
 class Selector:
@@ -46,12 +55,35 @@ class Selector:
             _check_chunks(entry.choice, site.layout.slot_bytes)
             candidates = self._measured.setdefault((entry.operation, entry.group_size), defaultdict(dict))
             candidates[entry.choice][entry.num_bytes] = entry.seconds
-        self.choose = lru_cache(maxsize=1024)(self._choose)
+        if table and site.hardware not in table.hardware:
+            logger.warning("collectives go by what was measured on %s, this is %s", table.hardware, site.hardware)
+        self.choose: Callable[[Situation], Choice] = lru_cache(maxsize=1024)(self._choose)
 
-    def programs(self) -> tuple[int, ...]:
-        """Every number of programs it may choose: what has to be compiled before serving."""
-        measured = (choice.num_programs for candidates in self._measured.values() for choice in candidates)
-        return tuple(sorted({_UNEVEN_PROGRAMS, *NUM_PROGRAMS, *measured}))
+    @contextmanager
+    def forced(self, choice: Choice | None) -> Iterator[None]:
+        """For measurements and tests: inside, everything goes that way, the same in all members; None: as ever."""
+        before = self.choose
+        if choice is not None:
+            self.choose = lambda situation: choice
+        try:
+            yield
+        finally:
+            self.choose = before
+
+    def candidates(self, situation: Situation) -> list[Choice]:
+        """What is worth measuring: every possible path, with several numbers of programs."""
+        found = []
+        for path in self._obstacles:
+            if self._is_possible(path, situation):
+                for num_programs in (1,) if path in _PATHS_OF_ONE_PROGRAM else _MEASURED_PROGRAMS:
+                    chunk_bytes = 0
+                    if path in _PATHS_WITH_CHUNKS:
+                        num_bytes = (
+                            self._site.layout.slot_bytes if situation.num_bytes is None else situation.num_bytes
+                        )
+                        chunk_bytes = push_chunk_bytes(self._site.layout.slot_bytes, num_bytes, num_programs)
+                    found.append(Choice(path, chunk_bytes, num_programs))
+        return found
 
     def explain(self, situation: Situation) -> str:
         """The choice with its reason, what came next, and what was not possible, in one line."""
@@ -94,7 +126,9 @@ class Selector:
         return self._measured[situation.operation, nearest]
 
     def _is_possible(self, path: Path, situation: Situation) -> bool:
-        return path in self._obstacles and self._obstacles[path](situation, self._site) is None
+        if path not in self._obstacles or (situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS):
+            return False
+        return self._obstacles[path](situation, self._site) is None
 
     def _low_latency_programs(self, situation: Situation) -> int:
         if self._site.capability == 0 or not situation.num_bytes:

@@ -91,13 +91,28 @@ def test_rules_fit_the_heap_and_what_is_compiled(site: Site) -> None:
             choice = selector.choose(Situation(Operation.ALL_GATHER, ranks, num_bytes))
             assert choice.chunk_bytes % 16 == 0
             assert choice.chunk_bytes * MAX_CHUNKS >= site.layout.slot_bytes
-            assert choice.num_programs in selector.programs()
-    assert set(NUM_PROGRAMS) <= set(selector.programs())
+            assert choice.num_programs in (*NUM_PROGRAMS, MAX_CHUNKS)
 
 
-def test_programs_of_the_table_are_compiled_too() -> None:
-    odd = SelectorTable("", "", (entry(Choice(Path.PUSH, 65536, 5), 4096, 1),))
-    assert 5 in Selector(GPU, POSSIBLE, odd).programs()
+def test_candidates_are_possible_and_fit_the_heap() -> None:
+    obstacles = {**POSSIBLE, Path.PULL: lambda situation, site: "no"}
+    found = Selector(GPU, obstacles).candidates(Situation(Operation.ALL_TO_ALL, 4, 100_000))
+    assert {choice.path for choice in found} == {Path.PUSH} and len(set(found)) == len(found) > 3
+    assert all(choice.chunk_bytes * MAX_CHUNKS >= LAYOUT.slot_bytes for choice in found)
+    # A one-way operation has fewer paths.
+    obstacles[Path.PULL] = lambda situation, site: None
+    assert len(Selector(GPU, obstacles).candidates(Situation(Operation.ALL_TO_ALL, 4, 100_000))) > len(found)
+    assert len(Selector(GPU, obstacles).candidates(Situation(Operation.SEND, 2, 100_000))) == len(found)
+
+
+def test_a_forced_choice_holds_until_the_end() -> None:
+    selector, situation = Selector(GPU, POSSIBLE, CROSSING), Situation(Operation.ALL_TO_ALL, 4, 4096)
+    odd = Choice(Path.PUSH, 16384, 5)
+    with selector.forced(odd):
+        assert selector.choose(situation) == odd
+        with selector.forced(None):
+            assert selector.choose(situation) == odd
+    assert selector.choose(situation) == FEW
 
 
 def test_explain_says_what_was_measured() -> None:
