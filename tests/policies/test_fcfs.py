@@ -80,7 +80,7 @@ def test_a_request_goes_where_least_work_waits() -> None:
 def test_it_forgets_what_has_finished() -> None:
     policy = Fcfs(1)
     simulate(policy, 2, [make_request(f"r{index}", arrival_s=10.0 * index) for index in range(20)])
-    assert len(policy._group_of) <= 1  # the last one: nobody has asked since
+    assert len(policy._groups._homes) <= 1  # the last one: nobody has asked since
 
 
 def test_group_size_is_checked() -> None:

@@ -1,0 +1,134 @@
+"""Times of whole requests, from the cost model, remembered for as long as they are fresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gfdit.core.cost import UnknownCostError
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
+from gfdit.core.policy import RequestView, SchedulerView, TaskView
+from gfdit.core.tasks import Shape, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTimes:
+    """Times in seconds that requests of one model, shape, guidance and kind of graph share.
+
+    ``step_s`` is of one denoising step at each feasible specification, the narrowest first. ``other_s`` is of each
+    other kind of task, on one rank. ``batch_s`` is of one step of several requests at once at the narrowest
+    specification, by their number, as far as the cost model knows.
+    """
+
+    step_s: Mapping[ParallelSpec, float]
+    other_s: Mapping[TaskKind, float]
+    batch_s: Mapping[int, float]
+
+    def around_s(self, request: RequestView) -> float:
+        """Of the unfinished tasks of ``request`` other than denoising steps."""
+        left = request.tasks_left.items()
+        return sum([count * self.other_s[kind] for kind, count in left if kind is not TaskKind.DENOISE])
+
+    def remaining_s(self, request: RequestView, spec: ParallelSpec) -> float:
+        """To finish ``request`` with every denoising step left at ``spec``; a running task counts in full."""
+        return self.around_s(request) + request.tasks_left.get(TaskKind.DENOISE, 0) * self.step_s[spec]
+
+    def alone_s(self, request: RequestView, spec: ParallelSpec) -> float:
+        """From arrival to end on an idle machine."""
+        return sum(self.other_s.values()) + request.num_steps * self.step_s[spec]
+
+
+_Class = tuple[str, Shape, bool, tuple[ParallelSpec, ...], tuple[TaskKind, ...]]
+
+MAX_BATCH = 8
+MAX_CLASSES = 1024
+"""More are forgotten: a server may be asked for any size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    model: str
+    shape: Shape
+    cfg: bool
+    candidates: tuple[ParallelSpec, ...]
+    asked_s: float
+    times: ServiceTimes
+
+
+class Estimates:
+    """:class:`ServiceTimes` by request.
+
+    Asking the cost model for everything about every request in every decision takes too long, so what it said
+    is kept for ``max_age_s``: it changes slowly, by what is measured.
+    """
+
+    def __init__(self, max_age_s: float = 1.0) -> None:
+        self.max_age_s = max_age_s
+        self._by_request: dict[str, _Known] = {}
+        self._by_class: dict[_Class, _Known] = {}
+
+    def of(self, request: RequestView, view: SchedulerView) -> ServiceTimes:
+        """Raises :class:`~gfdit.core.cost.UnknownCostError` naming ``request`` for what the cost model lacks."""
+        known = self._by_request.get(request.id)
+        if known is None or not _fits(known, request) or not self._fresh(known, view):
+            known = self._by_request[request.id] = self._of_class(request, view)
+            if len(self._by_request) > 2 * len(view.requests) + 16:
+                live = self._by_request.keys() & view.requests.keys()
+                self._by_request = {name: self._by_request[name] for name in live}
+        return known.times
+
+    def _of_class(self, request: RequestView, view: SchedulerView) -> _Known:
+        what = (request.model, request.shape, request.cfg, request.candidates)
+        key = (*what, tuple(request.tasks_left))
+        known = self._by_class.get(key)
+        if known is None or not self._fresh(known, view):
+            if len(self._by_class) >= MAX_CLASSES:
+                self._by_class.clear()
+            known = self._by_class[key] = _Known(*what, view.now_s, _service_times(request, view))
+        return known
+
+    def _fresh(self, known: _Known, view: SchedulerView) -> bool:
+        return 0 <= view.now_s - known.asked_s <= self.max_age_s
+
+
+def _fits(known: _Known, request: RequestView) -> bool:
+    """An id may come again for another request. Views of one request share these objects."""
+    return (
+        known.shape is request.shape
+        and known.candidates is request.candidates
+        and known.cfg == request.cfg
+        and known.model == request.model
+    )
+
+
+def _service_times(request: RequestView, view: SchedulerView) -> ServiceTimes:
+    cost = view.cost
+    denoise = _task(request, TaskKind.DENOISE, request.candidates)
+    layouts = [ExecutionLayout(tuple(range(spec.size)), spec) for spec in cost.candidates(denoise)]
+    others = [_task(request, kind, (SINGLE,)) for kind in request.tasks_left if kind is not TaskKind.DENOISE]
+    return ServiceTimes(
+        step_s={layout.parallel: cost.task_s(denoise, layout) for layout in layouts},
+        other_s={task.kind: cost.task_s(task, ExecutionLayout((0,))) for task in others},
+        batch_s=dict(_batch_times(denoise, layouts[0], view)),
+    )
+
+
+def _batch_times(task: TaskView, layout: ExecutionLayout, view: SchedulerView) -> Iterator[tuple[int, float]]:
+    for size in range(2, MAX_BATCH + 1):
+        with suppress(UnknownCostError):
+            yield size, view.cost.task_s(task, layout, size)
+
+
+def _task(request: RequestView, kind: TaskKind, candidates: tuple[ParallelSpec, ...]) -> TaskView:
+    return TaskView(
+        id=f"{request.id}/{kind}",
+        request_id=request.id,
+        model=request.model,
+        kind=kind,
+        step_index=0,
+        shape=request.shape,
+        cfg=request.cfg,
+        candidates=candidates,
+        artifacts=(),
+    )

@@ -1,0 +1,178 @@
+"""Deadline-aware rounds: the least parallelism that meets each deadline, packed into the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, SchedulerView, TaskKind, TaskView
+from gfdit.policies._allocation import ROUNDING_S
+from gfdit.policies._jobs import Jobs
+from gfdit.policies._ranks import FreeRanks, RankCounts
+from gfdit.policies._round import Plan, fill, join, rescue, scale_up
+
+
+@dataclass
+class TetriServe:
+    """Rounds in which every request gets the least parallelism that meets its deadline.
+
+    TetriServe paper, section 4. A round is as long as ``steps_per_round`` steps of its slowest request at its
+    fastest. At its start
+
+    - every request has a minimal allocation: its steps at one degree, or at two (``mixed_degrees``);
+    - a knapsack runs those that would become late meanwhile, so that the most survive (``packing``);
+    - the others follow, the more urgent priority and the earlier deadline first, then on the narrowest degree
+      those that are late or have no deadline;
+    - ranks that are left widen what gains most, and during the round start what came since
+      (``elastic_scale_up``);
+    - requests left without a rank share the steps of one alike if that is faster (``batching``);
+    - requests stay on their ranks where they can (``placement_preservation``).
+
+    A step that a round's end interrupts still finishes. Encoding and decoding do not wait for rounds.
+    """
+
+    steps_per_round: int = 2
+    mixed_degrees: bool = True
+    packing: bool = True
+    placement_preservation: bool = True
+    elastic_scale_up: bool = True
+    batching: bool = True
+    name = "tetriserve"
+    _layouts: dict[str, ExecutionLayout] = field(default_factory=dict, init=False, repr=False)  # of this round
+    _late: set[str] = field(default_factory=set, init=False, repr=False)
+    _round_end_s: float = field(default=-math.inf, init=False, repr=False)
+    _wake_at_s: float = field(default=-math.inf, init=False, repr=False)
+    _rank_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.steps_per_round < 1:
+            raise ValueError(f"steps_per_round must be at least 1, got {self.steps_per_round}")
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        self._forget(view)
+        free = FreeRanks.of(view.ranks)
+        dispatches = self._short_tasks(view, free)
+        # In reverse, so that of several tasks of one request the first is kept.
+        steps = {task.request_id: task for task in reversed(view.ready) if task.kind is TaskKind.DENOISE}
+        if view.now_s >= self._round_end_s - ROUNDING_S or not self._layouts:
+            self._start_round(view, steps, free)
+        elif self.elastic_scale_up:
+            self._fill_round(view, steps, free)
+        dispatches += self._steps(view, steps, free)
+        waits = sum([len(dispatch.tasks) for dispatch in dispatches]) < len(view.ready)
+        if not waits or self._wake_at_s == self._round_end_s or self._round_end_s <= view.now_s:
+            return Decision(tuple(dispatches))
+        self._wake_at_s = self._round_end_s
+        return Decision(tuple(dispatches), self._wake_at_s)
+
+    def _forget(self, view: SchedulerView) -> None:
+        """Drop what vanished requests and lost ranks had to do with."""
+        for name in self._layouts.keys() - view.requests.keys():
+            del self._layouts[name]
+        rank_ids = [rank.id for rank in view.ranks]
+        if rank_ids != self._rank_ids:
+            self._rank_ids, present = rank_ids, set(rank_ids)
+            for name in [name for name, layout in self._layouts.items() if not present.issuperset(layout.ranks)]:
+                del self._layouts[name]
+
+    def _short_tasks(self, view: SchedulerView, free: FreeRanks) -> list[Dispatch]:
+        """Encode, prepare and decode: at once, on ranks that this round leaves idle if there are any."""
+        tasks = [task for task in view.ready if task.kind is not TaskKind.DENOISE]
+        for task in tasks:
+            if not view.requests[task.request_id].tasks_left.get(TaskKind.DENOISE):
+                self._layouts.pop(task.request_id, None)
+        idle = self._idle(free) if tasks else free
+        dispatches = []
+        for task in tasks:
+            spec, last = view.cost.candidates(task)[0], view.requests[task.request_id].last_layout
+            if layout := idle.take(spec, task.model, last):
+                free.claim(layout)
+            else:
+                layout = free.take(spec, task.model, last)
+            if layout:
+                dispatches.append(Dispatch((task.id,), layout))
+        return dispatches
+
+    def _idle(self, free: FreeRanks) -> FreeRanks:
+        """Those of ``free`` that the round has no use for."""
+        planned = {rank for layout in self._layouts.values() for rank in layout.ranks}
+        return FreeRanks([rank for rank in free if rank.id not in planned])
+
+    def _start_round(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> None:
+        self._jobs.refresh(view)
+        starts_s = self._running_until_s(view) | dict.fromkeys(steps, view.now_s)
+        made = [self._jobs.of(view.requests[name], start_s, view) for name, start_s in starts_s.items()]
+        if not (jobs := [job for job in made if job]):
+            return
+        self._late = {job.request.id for job in jobs if job.is_late}
+        self._round_end_s = view.now_s + self.steps_per_round * max([job.fastest_s for job in jobs])
+        names = {job.request.id for job in jobs}
+        ranks = [rank for rank in view.ranks if rank.id in free.ids or rank.running_request in names]
+        ranks.sort(key=lambda rank: rank.running_request is not None)
+        left = RankCounts(ranks)
+        plan = rescue(jobs, left, self._round_end_s, mixed=self.mixed_degrees) if self.packing else {}
+        rest = [job for job in jobs if job.request.id not in plan]
+        rest.sort(key=lambda job: self._turn(job.request))
+        fill(plan, rest, left, mixed=self.mixed_degrees)
+        if self.elastic_scale_up:
+            scale_up(plan, left)
+        guests = join(plan, [job for job in rest if job.request.id not in plan]) if self.batching else {}
+        before, self._layouts = self._layouts, {}
+        self._place(plan, FreeRanks(ranks), before)
+        self._layouts |= {guest: self._layouts[host] for guest, host in guests.items() if host in self._layouts}
+
+    def _fill_round(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> None:
+        """Give ranks that came free in the middle of the round to requests that have none."""
+        idle = self._idle(free)
+        if not len(idle):
+            return
+        names = [name for name in steps if name not in self._layouts]
+        names.sort(key=lambda name: self._turn(view.requests[name]))
+        left = RankCounts(idle)
+        plan: Plan = {}
+        made = (self._jobs.of(view.requests[name], view.now_s, view) for name in names)
+        fill(plan, (job for job in made if job), left, mixed=self.mixed_degrees)
+        scale_up(plan, left)
+        self._place(plan, idle, {})
+
+    def _turn(self, request: RequestView) -> tuple[bool, int, float, float]:
+        """Deadlines that can be met first, then the more urgent priority, then the earlier deadline or arrival."""
+        best_effort = request.deadline_s is None or request.id in self._late
+        by_s = request.arrival_s if best_effort or request.deadline_s is None else request.deadline_s
+        return best_effort, -request.priority, by_s, request.arrival_s
+
+    def _running_until_s(self, view: SchedulerView) -> dict[str, float]:
+        """When the steps that run under the last plan should finish, by request."""
+        until_s = {rank.id: max(view.now_s, rank.busy_until_s or 0.0) for rank in view.ranks}
+        layouts = self._layouts.items()
+        return {name: until_s[layout.ranks[0]] for name, layout in layouts if view.requests[name].running}
+
+    def _place(self, plan: Plan, free: FreeRanks, before: Container[str]) -> None:
+        """Choose ranks for ``plan``; requests that ran in the round before keep theirs first."""
+
+        def claim(name: str) -> tuple[bool, int]:
+            last = plan[name][0].request.last_layout
+            return name not in before, -len(last.ranks) if last else 0
+
+        for name in sorted(plan, key=claim) if self.placement_preservation else plan:
+            job, (spec, _) = plan[name]
+            last = job.request.last_layout if self.placement_preservation else None
+            if layout := free.take(spec, job.request.model, last):
+                self._layouts[name] = layout
+
+    def _steps(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> list[Dispatch]:
+        """What can start now under the plan; requests with one layout share their steps."""
+        batches: dict[ExecutionLayout, list[TaskView]] = {}
+        idle = free.ids
+        for name, layout in self._layouts.items():
+            if name in steps and layout.ranks[0] in idle:
+                batches.setdefault(layout, []).append(steps[name])
+        dispatches = []
+        for layout, tasks in batches.items():
+            if free.claim(layout):
+                known = self._jobs.estimates.of(view.requests[tasks[0].request_id], view).batch_s
+                size = max([1, *(size for size in known if size <= len(tasks))])
+                dispatches.append(Dispatch(tuple([task.id for task in tasks[:size]]), layout))
+        return dispatches
