@@ -334,13 +334,15 @@ def _copy_rows(
     """
     DTYPE: tl.constexpr = tl.int64 if WIDTH == 16 else (tl.int32 if WIDTH == 4 else tl.int8)
     LANES: tl.constexpr = 2 if WIDTH == 16 else 1
+    # Of bytes as many as of words: each costs a thread the registers of two addresses.
+    TURN: tl.constexpr = BLOCK // WIDTH if WIDTH > 1 else BLOCK // 4
     # Rows and pieces of a chunk fit into 32 bits, which divide much faster than 64.
     pieces = tl.maximum(row_bytes // WIDTH, 1).to(tl.int32)
     num_pieces = (tl.maximum(last - first, 0) * (row_bytes // WIDTH)).to(tl.int32)
     first_row, row_tokens = first.to(tl.int32), row_tokens.to(tl.int32)
     lanes = tl.arange(0, LANES)[None, :]
-    for begin in range(0, num_pieces, BLOCK // WIDTH):
-        piece = begin + tl.arange(0, BLOCK // WIDTH)
+    for begin in range(0, num_pieces, TURN):
+        piece = begin + tl.arange(0, TURN)
         index = first_row + piece // pieces
         column = piece % pieces * WIDTH
         batches, token = index // row_tokens, index % row_tokens
