@@ -17,10 +17,9 @@ from gfdit.observe.provenance import provenance, write_report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
 from gfdit.sim.cost_tables import load_cost_table
-from gfdit.sim.workloads import PATTERNS, generate, workload_classes
+from gfdit.sim.workloads import PATTERNS, generate, request_classes, workload_classes
 
 SPEED_COSTS, SPEED_RANKS, SPEED_LOAD = "wan2.2-synthetic", 8, 0.9
-STEADY_COSTS, STEADY_WORKLOAD = "flux-h100", "tetriserve-uniform"
 GROWTH = 10  # how many times the requests of the short trace the long one has
 MIN_TASKS_PER_S, MIN_TASKS_PER_S_OTHERS = {"fcfs": 30_000}, 15_000
 MAX_GROWTH, MAX_P99_S, MAX_SHARE = 12.0, 1e-3, 0.05
@@ -32,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--requests", type=int, default=100, help="of the short trace; the long one has ten times it"
     )
     parser.add_argument("--repeats", type=int, default=3, help="simulations of each trace; the fastest counts")
+    parser.add_argument("--costs", default="qwen-image-h20", help="of the steady state: a file or a shipped name")
     parser.add_argument("--ranks", type=int, default=256, help="of the steady state")
     parser.add_argument("--in-flight", type=int, default=500, help="requests alive in the steady state")
     parser.add_argument("--tasks", type=int, default=12_000, help="measured in the steady state, after as many")
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
             step()
             rows.append({"policy": policy.label, **speed, **_steady(policy, args)})
             step()
-    settings = {name: getattr(args, name) for name in ("requests", "repeats", "ranks", "in_flight", "tasks")}
+    settings = {
+        name: getattr(args, name) for name in ("requests", "repeats", "costs", "ranks", "in_flight", "tasks")
+    }
     report = {**source, "load_average": load_average, "settings": settings, "policies": rows}
     print("\n".join(_table(rows)))
     if args.json is not None:
@@ -91,8 +93,8 @@ def _speed(policy: PolicyChoice, args: argparse.Namespace) -> dict[str, float]:
 
 
 def _steady(policy: PolicyChoice, args: argparse.Namespace) -> dict[str, float]:
-    table = load_cost_table(STEADY_COSTS)
-    classes = workload_classes(PATTERNS[STEADY_WORKLOAD], TableCostModel(table))
+    table = load_cost_table(args.costs)
+    classes = request_classes(TableCostModel(table))
     state = SteadyState(policy.load(), table, classes, num_ranks=args.ranks, in_flight=args.in_flight)
     load = state.measure(args.tasks, warm_up=args.tasks)
     return {
@@ -123,6 +125,7 @@ _COLUMNS = (
     ("p99 ms", "{p99_ms:.3f}"),
     ("p99 ms, wall", "{wall_ms:.3f}"),
     ("control plane", "{control_share:.2%}"),
+    ("us/task", "{us_per_task:.0f}"),
     ("policy", "{policy_share:.2%}"),
     ("step s", "{mean_task_s:.3f}"),
 )
@@ -133,6 +136,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "p50_ms": 1e3 * row["decision_p50_s"],
         "p99_ms": 1e3 * row["decision_p99_s"],
         "wall_ms": 1e3 * row["decision_wall_p99_s"],
+        "us_per_task": 1e6 * row["control_s_per_task"],
     }
     return [form.format(**row, **in_ms) for _, form in _COLUMNS]
 
@@ -167,14 +171,15 @@ def _markdown(report: dict[str, Any]) -> str:
         "",
         f"- Tasks/s: simulations of {settings['requests']} and {GROWTH * settings['requests']} requests, "
         f"50 steps, `{SPEED_COSTS}`, {SPEED_RANKS} ranks, load {SPEED_LOAD}; the fastest of {settings['repeats']}",
-        f"- The other columns: a request arrives for each that ends; `{STEADY_COSTS}`, the sizes of "
-        f"`{STEADY_WORKLOAD}`; {settings['tasks']} tasks, after as many to warm up",
-        "- Control plane, policy: share of one core that each needs to keep up; step: mean time of a task there",
+        f"- The other columns: a request arrives for each that ends, of three sizes; `{settings['costs']}`; "
+        f"{settings['tasks']} tasks, after as many to warm up",
+        "- Control plane, policy: share of one core that each needs to keep up; step: mean time of a task there, "
+        "small where a policy prefers short requests, since others always arrive",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _verdicts(rows: Sequence[dict[str, Any]], settings: dict[str, int]) -> list[str]:
+def _verdicts(rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
     def verdict(good: bool) -> str:
         return "reached" if good else "missed"
 
