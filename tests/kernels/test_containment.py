@@ -53,11 +53,16 @@ def one_after_another(
     for number, (scenario, timeout_s) in enumerate(scenarios):
         set_timeout(comm, timeout_s)
         results.append(scenario(comm))
-        (Path(directory) / f"{number}-{comm.rank}").touch()
-        assert wait_until(lambda n=number: len(list(Path(directory).glob(f"{n}-*"))) == comm.world_size, 60)
+        meet(Path(directory), str(number), comm.rank, comm.world_size)
         for lane in (comm, comm.lane("migration")):
             lane.reset(range(comm.world_size), generation=100 * (number + 1))
     return results
+
+
+def meet(directory: Path, name: str, rank: int, num_ranks: int) -> None:
+    """Returns when ``num_ranks`` ranks are here: told by files, whatever their collectives do."""
+    (directory / f"{name}-{rank}").touch()
+    assert wait_until(lambda: len(list(directory.glob(f"{name}-*"))) == num_ranks, 60)
 
 
 def run_scenarios(
