@@ -18,10 +18,13 @@ class RankPool:
         self.present = {rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)}
         self.lost: dict[int, RankRecord] = {}
         self.views = {rank.id: _view(rank) for rank in self.present.values()}
-        self._free_views = dict(self.views)  # of ranks that are free, which change most and always into the same
+        self._free_views = dict(self.views)  # what a rank that is freed looks like, always
         self._free = list(self.present)
+        self._ordered: list[RankView] = []  # the views: a tuple of a list costs a fifth of one of a dictionary
+        self._position: dict[int, int] = {}  # of each rank in it
         self._in_order: tuple[RankView, ...] | None = None
         self._free_in_order: tuple[int, ...] | None = None
+        self._set_order()
 
     @property
     def any_free(self) -> bool:
@@ -30,7 +33,7 @@ class RankPool:
     @property
     def in_order(self) -> tuple[RankView, ...]:
         if self._in_order is None:
-            self._in_order = tuple(self.views.values())
+            self._in_order = tuple(self._ordered)
         return self._in_order
 
     @property
@@ -44,29 +47,27 @@ class RankPool:
         rank = self.present[rank_id]
         rank.dispatch, rank.running_request, rank.busy_until_s = dispatch_id, request_id, busy_until_s
         del self._free[bisect_left(self._free, rank_id)]
-        self._refresh(rank)
+        self._show(rank_id, _view(rank))
 
     def reset(self, rank_id: int, reset_id: int) -> None:
         """``rank_id``, which is free, resets its edges."""
         rank = self.present[rank_id]
         rank.reset, rank.running_request = reset_id, RESETTING
         del self._free[bisect_left(self._free, rank_id)]
-        self._refresh(rank)
+        self._show(rank_id, _view(rank))
 
     def release(self, rank_id: int) -> None:
         """``rank_id``, which runs a dispatch or resets its edges, is free."""
-        rank = self.present[rank_id]
-        rank.clear()
+        self.present[rank_id].clear()
         insort(self._free, rank_id)
-        self.views[rank_id] = self._free_views[rank_id]
-        self._in_order = self._free_in_order = None
+        self._show(rank_id, self._free_views[rank_id])
 
     def drop(self, rank_id: int) -> None:
         rank = self.lost[rank_id] = self.present.pop(rank_id)
         del self.views[rank_id]
         if rank.free:
             self._free.remove(rank_id)
-        self._in_order = self._free_in_order = None
+        self._set_order()
 
     def restore(self, rank_id: int) -> None:
         rank = self.lost.pop(rank_id)
@@ -76,20 +77,27 @@ class RankPool:
         self.present = dict(sorted(self.present.items()))
         self.views = dict(sorted(self.views.items()))
         insort(self._free, rank_id)
-        self._in_order = self._free_in_order = None
+        self._set_order()
 
     def check_integrity(self) -> None:
         assert self._free == [rank.id for rank in self.present.values() if rank.free], (
             "the free ranks are not free"
         )
         assert self.views == {rank.id: _view(rank) for rank in self.present.values()}, "a view of a rank is old"
-        assert self._in_order in (None, tuple(self.views.values())), "the policy sees old ranks"
+        assert self._ordered == list(self.views.values()), "a rank is out of order"
+        assert self._in_order in (None, tuple(self._ordered)), "the policy sees old ranks"
         assert self._free_in_order in (None, tuple(self._free)), "the policy sees old free ranks"
         for rank in self.present.values():
             assert rank.dispatch is None or rank.reset is None, f"rank {rank.id} runs and resets"
 
-    def _refresh(self, rank: RankRecord) -> None:
-        self.views[rank.id] = _view(rank)
+    def _set_order(self) -> None:
+        """Ranks have come or gone."""
+        self._ordered = list(self.views.values())
+        self._position = {rank_id: index for index, rank_id in enumerate(self.views)}
+        self._in_order = self._free_in_order = None
+
+    def _show(self, rank_id: int, view: RankView) -> None:
+        self.views[rank_id] = self._ordered[self._position[rank_id]] = view
         self._in_order = self._free_in_order = None
 
 
