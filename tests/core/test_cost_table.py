@@ -255,6 +255,17 @@ def test_candidates_are_those_with_a_cost_narrowest_first() -> None:
         model.candidates(task(candidates=(ParallelSpec(8),)))
 
 
+def test_a_time_for_batches_alone_makes_no_candidate() -> None:
+    only = (entry(TaskKind.DENOISE, 512, 1, 0.155), entry(TaskKind.DENOISE, 512, 2, 0.2, batch=2))
+    model = TableCostModel(replace(table(), entries=only))
+    assert model.candidates(task()) == (SP1,)
+    assert model.task_s(task(), on(SP2), batch=2) == 0.2
+    with pytest.raises(UnknownCostError, match="at sp2, known: sp1, sp2 batch 2"):
+        model.task_s(task(), on(SP2))
+    with pytest.raises(UnknownCostError, match="at sp1 batch 2, known: sp1, sp2 batch 2"):
+        model.task_s(task(), on(SP1), batch=2)
+
+
 def test_without_sizes_migration_costs_its_latency_if_anything_moves() -> None:
     model = TableCostModel(table())
     assert model.migration_s(task(), on(SP1, 0)) == 0.0
