@@ -38,7 +38,7 @@ def grid(**changes: object) -> Grid:
         "loads": (0.5, 1.5),
         "seeds": (0, 1),
         "options": SimulationOptions(2),
-        "num_steps": 3,
+        "num_steps": 20,
         "bound": True,
     }
     return Grid(**(options | changes))  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def sim(*args: str) -> int:
 
 
 def sweep(*args: str) -> int:
-    own = ["--workload", "short", "--load", "0.5,1", "--steps", "2", "--seeds", "2"]
+    own = ["--workload", "short", "--load", "0.5,1", "--steps", "20", "--seeds", "2"]
     return cli.main(["sweep", "--costs", "c.json", "--ranks", "2", "--jobs", "1", *own, *args])
 
 
@@ -185,10 +185,12 @@ WIDE = ("--policy", "fcfs", "--policy-arg", "group_size=2")
 
 
 def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sim(*WIDE, "--policy", "fcfs", "--json", "r.json", "--bound", "--grace-s", "1") == 0
+    example = f"{ROOT / 'examples' / 'my_policy.py'}:OldestWidest"
+    policies = (*WIDE, "--policy", "fcfs", "--policy", example)
+    assert sim(*policies, "--json", "r.json", "--bound", "--grace-s", "1") == 0
     out = capsys.readouterr().out.splitlines()
-    assert [row.split("  ")[0] for row in out[1:3]] == ["fcfs group_size=2", "fcfs"]
-    assert out[3].startswith("no schedule exceeds ")
+    assert [row.split("  ")[0] for row in out[1:4]] == ["fcfs group_size=2", "fcfs", example]
+    assert out[4].startswith("no schedule exceeds ")
     results = json.loads(Path("r.json").read_text())["results"]
     assert sim("--policy", "fcfs", "--json", "one.json", "--grace-s", "1") == 0
     one = json.loads(Path("one.json").read_text())

@@ -99,7 +99,7 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
         report.seeds,
         SimulationOptions(2),
         loads=(0.5,),
-        num_steps=2,
+        num_steps=20,
     )
     sweep = report.sweep("s", grid)
     report.add("text")
