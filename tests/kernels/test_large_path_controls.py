@@ -197,3 +197,29 @@ def test_every_mutant_is_seen_to_fail_and_the_real_paths_are_not(tmp_path: FileP
     assert outcomes[:real] == outcomes[-real:] == [{"ok"}] * real, outcomes
     for (name, program, path), seen in zip(MUTANTS, outcomes[real:-real], strict=True):
         assert seen & FAILURES, (name, program.__name__, path, seen)
+
+
+def alone_then_together(comm: GroupFreeComm, directory: str) -> list[tuple[str, str]]:
+    """Rank 0 begins without rank 1, fails, and both go on after a reset: by every path."""
+    from gfdit.kernels.edges import LANE_TIMEOUT_NS
+
+    outcomes = []
+    for trial, (_, program, path) in enumerate(REAL):
+        timeout_ns = comm._transport._state.constants[LANE_TIMEOUT_NS.value :]
+        first, patient_ns = "absent", int(timeout_ns[0])
+        if comm.rank == 0:
+            timeout_ns[0] = 200_000_000
+            first = program(comm, path)
+            timeout_ns[0] = patient_ns
+        tell(FilePath(directory) / str(trial), comm.rank, first)
+        comm.reset((0, 1))
+        outcomes.append((first, program(comm, path)))
+    return outcomes
+
+
+def test_a_missing_peer_is_a_timeout_which_a_reset_mends(tmp_path: FilePath) -> None:
+    with open_world(2, **SIZES) as world:
+        world.start_all(alone_then_together, str(tmp_path), heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        first, second = (world.result(rank, timeout_s=250) for rank in (0, 1))
+    assert first == [("CommTimeout", "ok")] * len(REAL)
+    assert second == [("absent", "ok")] * len(REAL)
