@@ -4,6 +4,10 @@ import argparse
 import importlib
 
 TARGETS = {
+    "comm": (
+        "gfdit.cli.bench_comm",
+        "measure collectives, and the table by which kernels choose how to move data",
+    ),
     "serve": ("gfdit.cli.bench_serve", "replay a trace against a running server"),
     "control": ("gfdit.cli.bench_control", "measure simulations, the control plane and the policies"),
 }

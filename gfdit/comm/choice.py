@@ -42,7 +42,8 @@ class Choice:
     num_programs: int
 
     def __str__(self) -> str:
-        return f"{self.path} (chunks of {self.chunk_bytes} bytes, {self.num_programs} programs)"
+        chunks = f"chunks of {self.chunk_bytes} bytes, " if self.chunk_bytes else ""
+        return f"{self.path} ({chunks}{self.num_programs} program{'s' * (self.num_programs > 1)})"
 
 
 class Situation(NamedTuple):

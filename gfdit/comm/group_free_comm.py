@@ -78,6 +78,10 @@ class GroupFreeComm:
         return self._device
 
     @property
+    def heap(self) -> SymmetricHeap:
+        return self._heap
+
+    @property
     def selector(self) -> Selector | None:
         """What chooses how kernels move data, and can say why; None where the host moves it."""
         return self._transport.selector

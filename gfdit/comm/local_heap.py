@@ -9,6 +9,7 @@ call ``warm_up`` first. What breaks this ends in CommTimeout, as everything does
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class _World:
     descriptor: HeapDescriptor
     memory: torch.Tensor
     selector_table: SelectorTable | None
+    meeting: threading.Barrier
 
 
 class LocalHeap:
@@ -57,7 +59,7 @@ class LocalHeap:
         descriptor = HeapDescriptor.make("local", world_size, lanes, slot_bytes=slot_bytes, **sizes)
         memory = torch.zeros(world_size * descriptor.layout.segment_bytes, dtype=torch.uint8, device=device)
         table = SelectorTable.load(Path(selector_table)) if selector_table else None
-        world = _World(descriptor, memory, table)
+        world = _World(descriptor, memory, table, threading.Barrier(world_size))
         return [cls(world, rank) for rank in range(world_size)]
 
     def __init__(self, world: _World, rank: int) -> None:
@@ -111,6 +113,17 @@ class LocalHeap:
             waiter=default_waiter(),
             fence=memory_fence(),
         )
+
+    def meet(self) -> None:
+        """Block this thread until those of all virtual ranks have come here: nothing on the device waits then.
+
+        Raises threading.BrokenBarrierError once ``leave`` was called.
+        """
+        self._world.meeting.wait()
+
+    def leave(self) -> None:
+        """This rank will not meet the others again."""
+        self._world.meeting.abort()
 
     def close(self) -> None:
         """No lane can be opened any more; the memory goes with the last rank that uses it."""

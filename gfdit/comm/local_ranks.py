@@ -54,7 +54,6 @@ class _World:
         self._num_ranks = num_ranks
         self._comm_timeout_s = comm_timeout_s
         self._comms: dict[int, GroupFreeComm] = {}
-        self._all_ready = threading.Barrier(num_ranks)
         self._outcomes: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
 
     def run(self, heap: LocalHeap) -> None:
@@ -63,7 +62,7 @@ class _World:
             with _on_stream(heap):
                 comm = self._comms[heap.rank] = GroupFreeComm(heap, timeout_s=self._comm_timeout_s)
                 comm.warm_up()
-                self._all_ready.wait()
+                heap.meet()
                 result = self._fn(comm, *self._args)
                 if heap.stream is not None:
                     heap.stream.synchronize()
@@ -73,7 +72,7 @@ class _World:
             trace = "".join(traceback.format_exception(error))
             error.add_note(f"raised in virtual rank {heap.rank} of {heap.world_size}:\n{trace}")
             self._outcomes.put((heap.rank, None, error))
-            self._all_ready.abort()
+            heap.leave()
 
     def collect(self, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}

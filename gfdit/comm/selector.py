@@ -59,6 +59,10 @@ class Selector:
             logger.warning("collectives go by what was measured on %s, this is %s", table.hardware, site.hardware)
         self.choose: Callable[[Situation], Choice] = lru_cache(maxsize=1024)(self._choose)
 
+    @property
+    def hardware(self) -> str:
+        return self._site.hardware
+
     @contextmanager
     def forced(self, choice: Choice | None) -> Iterator[None]:
         """For measurements and tests: inside, everything goes that way, the same in all members; None: as ever."""
@@ -71,18 +75,18 @@ class Selector:
             self.choose = before
 
     def candidates(self, situation: Situation) -> list[Choice]:
-        """What is worth measuring: every possible path, with several numbers of programs."""
-        found = []
-        for path in self._obstacles:
-            if self._is_possible(path, situation):
-                for num_programs in (1,) if path in _PATHS_OF_ONE_PROGRAM else _MEASURED_PROGRAMS:
-                    chunk_bytes = 0
-                    if path in _PATHS_WITH_CHUNKS:
-                        num_bytes = (
-                            self._site.layout.slot_bytes if situation.num_bytes is None else situation.num_bytes
-                        )
-                        chunk_bytes = push_chunk_bytes(self._site.layout.slot_bytes, num_bytes, num_programs)
-                    found.append(Choice(path, chunk_bytes, num_programs))
+        """What is worth measuring: every possible path, with several numbers of programs if they run at once."""
+        paths = [path for path in self._obstacles if self._is_possible(path, situation)]
+        if Path.BARRIER in paths:
+            paths = [Path.BARRIER]
+        slot_bytes, found = self._site.layout.slot_bytes, []
+        num_bytes = slot_bytes if situation.num_bytes is None else situation.num_bytes
+        for path in paths:
+            one = path in _PATHS_OF_ONE_PROGRAM or self._site.capability == 0
+            for num_programs in (1,) if one else _MEASURED_PROGRAMS:
+                chunked = path in _PATHS_WITH_CHUNKS
+                chunk_bytes = push_chunk_bytes(slot_bytes, num_bytes, num_programs) if chunked else 0
+                found.append(Choice(path, chunk_bytes, num_programs))
         return found
 
     def explain(self, situation: Situation) -> str:

@@ -1,0 +1,59 @@
+"""`gfdit bench comm`: figures, the table it writes and reads, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gfdit.cli.main import main
+from gfdit.comm.choice import Path as DataPath
+from gfdit.comm.heap import Operation
+from gfdit.comm.selector_table import SelectorTable
+
+
+def test_virtual_ranks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--heap", "local", "--ranks", "3", "--groups", "2", "3", "--sizes", "1K", "100", "--rounds", "2"]
+    assert main(["bench", "comm", *argv]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("3 CPU ranks on ")
+    # Barrier without sizes, three operations with two groups and two sizes, send between two.
+    assert len(lines) == 2 + 3 * 2 * 2 + 2
+    assert all(" us (" in line for line in lines)
+    assert [line.split()[0] for line in lines[:3]] == ["barrier", "barrier", "all_gather"]
+
+
+def test_a_table_is_measured_and_then_chosen_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With interpreted kernels, whose times mean nothing: that they decide is what counts."""
+    path = tmp_path / "table.json"
+    argv = ["--heap", "interpreted", "--sizes", "64", "--operations", "all_to_all", "--rounds", "1"]
+    assert main(["bench", "comm", *argv, "--save", str(path)]) == 0
+    assert "these figures say nothing about a GPU" in capsys.readouterr().out
+    table = SelectorTable.load(path)
+    assert {entry.operation for entry in table.entries} == {Operation.ALL_TO_ALL}
+    assert {DataPath.PUSH, DataPath.LOW_LATENCY} < {entry.choice.path for entry in table.entries}
+    fastest = min(table.entries, key=lambda entry: entry.seconds)
+    assert main(["bench", "comm", *argv, "--table", str(path)]) == 0
+    line, _, explanation = capsys.readouterr().out.splitlines()[1:]
+    assert line.endswith(str(fastest.choice))
+    assert (
+        f"{fastest.choice}, {fastest.seconds * 1e6:.1f} us by the table of the Triton interpreter" in explanation
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--save", "table.json"], "only kernels have a choice: --heap torch_symmetric, or --heap local"),
+        (["--heap", "magic"], "choose from "),
+        (["--sizes", "4X"], "not a number of bytes: '4X' (for example 4096, 64K or 1M)"),
+        (["--operations", "gossip"], "unknown operation 'gossip'; known: barrier, all_gather, "),
+        (["--ranks", "0"], "--ranks must be at least 1, got 0"),
+        (["--groups", "3"], "--groups must be between 2 and --ranks 2, got 3"),
+        (["--heap", "interpreted", "--table", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_mistakes_are_one_clear_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "comm", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gfdit bench: error: ") and message in error and error.count("\n") == 1
