@@ -28,7 +28,6 @@ from gfdit.kernels.edges import (
     EDGE_OBSERVED,
     LANE_CLOCK,
     LANE_TIMEOUT_NS,
-    LOOK_AROUND,
     await_credit,
     await_words,
     conclude,
@@ -58,6 +57,8 @@ _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _LOW = tl.constexpr((1 << 32) - 1)
 _HIGHEST = tl.constexpr(-(1 << 63))
+# Polls between two looks at abort words and clock: fewer than of single words, since each loads a tile.
+_LOOK_AROUND = tl.constexpr(16)
 
 
 def tile_pairs(group: int, ptx: bool) -> int:
@@ -165,9 +166,9 @@ def await_free(lane, rank, peers, mask, published, operation, PTX: tl.constexpr)
     armed = load_acquire_block(words, unsure, PTX)
     unsure = unsure & ((generations != 0) | (armed != 0))
     expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, 0)
-    going = await_words(lane, words, expected, unsure, rank, peers, mask, operation, PTX).to(tl.int32)
-    if going == 1:
-        going = await_credit(lane, rank, peers, mask, published, operation, PTX).to(tl.int32)
+    going = await_credit(lane, rank, peers, mask, published, operation, PTX).to(tl.int32)
+    if (tl.sum(unsure.to(tl.int32)) > 0) & (going == 1):
+        going = await_words(lane, words, expected, unsure, rank, peers, mask, operation, PTX).to(tl.int32)
     return going
 
 
@@ -225,7 +226,7 @@ def await_pairs(
         behind = is_behind(observed, tokens)
         waiting = mask & (behind | (missing & (observed == tokens)))
         polls += 1
-        if polls % LOOK_AROUND == 0:
+        if polls % _LOOK_AROUND == 0:
             stop = look_around(lane, clock, deadline, rank, peers, mask, PTX)
             if tl.sum((mask & (observed != tokens) & (behind == 0)).to(tl.int32)) > 0:
                 stop = 2

@@ -6,7 +6,6 @@ ranks that reset their edge after each.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,12 +18,17 @@ from tests.comm.worlds import open_world, random_bytes, same_bits, stale, wait_u
 from tests.kernels.worlds import InterpretedHeap
 
 ROUNDS = 8
-STALL_S = 0.03
-TIMEOUT_S = 2.0
+# How long a rank is held up for what a mutant lets happen and the real kernels do not.
+STALL_S = 1.0
+# The real kernels must not fail on a busy machine; that mutants do is the point.
+TIMEOUT_S, MUTANT_TIMEOUT_S = 20.0, 2.0
+
+# Words of a rank's scratch memory.
+MET, STORED, TAKEN = range(3)
 
 
 class Patches:
-    """Names in modules that the interpreter looks up at every launch."""
+    """Names in modules, which the interpreter looks up at every launch."""
 
     def __init__(self) -> None:
         from gfdit.kernels import low_latency, low_latency_broadcast, low_latency_exchange
@@ -48,23 +52,55 @@ class Patches:
         self._old.clear()
 
 
-def stalls(patches: Patches, comm: GroupFreeComm) -> None:
-    """The token is out long before the pairs; rank 1 looks for pairs late, every third time."""
-    announce, await_pairs = patches.format.announce, patches.format.await_pairs
-    calls = iter(range(10**6))
+class Stalls:
+    """Holds ranks up where it matters: what they have done so far is in shared memory.
 
-    def slow_announce(*args: Any) -> Any:
-        result = announce(*args)
-        time.sleep(STALL_S)
-        return result
+    Rank 0 waits between its token and its pairs until rank 1 has finished the instance, which it must not. Rank 1
+    waits before it looks at pairs until rank 0 has stored ``lead`` instances more: 1 is allowed, 2 are not if the
+    instances are one-way.
+    """
 
-    def slow_await(*args: Any) -> Any:
-        if comm.rank == 1 and next(calls) % 3 == 1:
-            time.sleep(3 * STALL_S)
-        return await_pairs(*args)
+    def __init__(self, patches: Patches, comm: GroupFreeComm, lead: int) -> None:
+        exchange, broadcast = patches.users
+        self._rank, self._lead = comm.rank, lead
+        self._words = [comm._heap.scratch(rank).view(torch.int64) for rank in range(2)]
+        self._words[comm.rank][STORED] = self._words[comm.rank][TAKEN] = 0
+        self._num_announced = self._num_awaited = 0
+        for user in patches.users:
+            patches.set(user, "announce", self._announce(user.announce))
+        patches.set(exchange, "await_pairs", self._await_pairs(exchange.await_pairs, stored=1))
+        patches.set(broadcast, "await_pairs", self._await_pairs(broadcast.await_pairs, stored=0))
+        patches.set(broadcast, "finish", self._finish(broadcast.finish))
 
-    patches.set_everywhere("announce", slow_announce)
-    patches.set_everywhere("await_pairs", slow_await)
+    def _announce(self, announce: Any) -> Any:
+        def slow(*args: Any) -> Any:
+            result = announce(*args)
+            self._num_announced += 1
+            if self._rank == 0 and self._num_announced % 4 == 3:
+                wait_until(lambda: int(self._words[1][TAKEN]) >= self._num_announced, STALL_S)
+            return result
+
+        return slow
+
+    def _await_pairs(self, await_pairs: Any, stored: int) -> Any:
+        def slow(*args: Any) -> Any:
+            self._words[self._rank][STORED] += stored
+            self._num_awaited += 1
+            wanted = self._num_awaited + self._lead
+            if self._rank == 1 and self._num_awaited % 3 == 1 and wanted <= ROUNDS:
+                wait_until(lambda: int(self._words[0][STORED]) >= wanted, STALL_S)
+            result = await_pairs(*args)
+            self._words[self._rank][TAKEN] += 1
+            return result
+
+        return slow
+
+    def _finish(self, finish: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> None:
+            finish(*args, **kwargs)
+            self._words[self._rank][STORED] += 1 - self._rank
+
+        return counted
 
 
 def one_slot(patches: Patches, comm: GroupFreeComm) -> None:
@@ -112,46 +148,52 @@ def broadcasts(comm: GroupFreeComm) -> str:
 
 
 Mutant = Callable[[Patches, GroupFreeComm], None]
-REAL: list[tuple[Mutant | None, Callable[[GroupFreeComm], str]]] = [(None, gathers), (None, broadcasts)]
-MUTANTS: list[tuple[Mutant | None, Callable[[GroupFreeComm], str]]] = [
-    (one_slot, gathers),
-    (one_slot, broadcasts),
-    (same_flag_every_time, gathers),
-    (no_wait_for_pairs, gathers),
-    (no_credit, broadcasts),
+Program = Callable[[GroupFreeComm], str]
+# What is removed, from what, and how far rank 0 is given time to get ahead.
+REAL: list[tuple[Mutant | None, Program, int]] = [(None, gathers, 1), (None, broadcasts, 2)]
+MUTANTS: list[tuple[Mutant | None, Program, int]] = [
+    (one_slot, gathers, 1),
+    (one_slot, broadcasts, 1),
+    (same_flag_every_time, gathers, 1),
+    (no_wait_for_pairs, gathers, 1),
+    (no_credit, broadcasts, 2),
 ]
 
 
-def run_mutants(
-    comm: GroupFreeComm, cases: list[tuple[Mutant | None, Callable[[GroupFreeComm], str]]]
-) -> list[str]:
+def run_mutants(comm: GroupFreeComm, cases: list[tuple[Mutant | None, Program, int]]) -> list[str]:
+    from gfdit.kernels.edges import LANE_TIMEOUT_NS
+
     outcomes = []
-    for number, (mutant, program) in enumerate(cases):
+    for number, (mutant, program, lead) in enumerate(cases):
         patches = Patches()
         if mutant is not None:
             mutant(patches, comm)
-        stalls(patches, comm)
+        comm._transport._state.constants[LANE_TIMEOUT_NS.value] = int(
+            1e9 * (MUTANT_TIMEOUT_S if mutant else TIMEOUT_S)
+        )
+        Stalls(patches, comm, lead)
+        meet(comm, 3 * number + 1)
         try:
             outcomes.append(program(comm))
         except CommError as error:
             outcomes.append(type(error).__name__)
         patches.undo()
-        meet(comm, 2 * number + 1)
+        meet(comm, 3 * number + 2)
         comm.reset([1 - comm.rank])
-        meet(comm, 2 * number + 2)
+        meet(comm, 3 * number + 3)
     return outcomes
 
 
 def meet(comm: GroupFreeComm, number: int) -> None:
     """Both ranks get here; says so in memory, since no edge can be trusted."""
     words = [comm._heap.scratch(rank).view(torch.int64) for rank in range(2)]
-    words[comm.rank][0] = number
-    assert wait_until(lambda: int(words[1 - comm.rank][0]) >= number, 60.0)
+    words[comm.rank][MET] = number
+    assert wait_until(lambda: int(words[1 - comm.rank][MET]) >= number, 60.0)
 
 
-def run_two(program: Callable[..., Any], *args: Any) -> list[Any]:
+def run_two(program: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
     with open_world(2, low_latency_bytes=4096, scratch_bytes=64) as world:
-        world.start_all(program, *args, heap_class=InterpretedHeap, comm_timeout_s=TIMEOUT_S)
+        world.start_all(program, *args, heap_class=InterpretedHeap, comm_timeout_s=timeout_s)
         return [world.result(rank, timeout_s=200.0) for rank in range(2)]
 
 
@@ -159,7 +201,7 @@ def test_the_real_kernels_pass_and_mutants_are_seen_to_fail() -> None:
     outcomes = run_two(run_mutants, REAL + MUTANTS)
     by_case = list(zip(*outcomes, strict=True))
     assert by_case[: len(REAL)] == [("ok", "ok")] * len(REAL)
-    for (mutant, program), seen in zip(MUTANTS, by_case[len(REAL) :], strict=True):
+    for (mutant, program, _), seen in zip(MUTANTS, by_case[len(REAL) :], strict=True):
         assert set(seen) & {"wrong bytes", "CommTimeout", "CommMismatch"}, (mutant, program, seen)
 
 
@@ -167,12 +209,13 @@ def stale_flags(comm: GroupFreeComm, mutant: str) -> str:
     """After a reset instances count from 1 again, and their old words are still in the slots unless cleared."""
     group, patches = comm.group((0, 1)), Patches()
     transport = comm._transport
+    stored = comm._heap.scratch(0).view(torch.int64)[STORED : STORED + 1]
     if mutant == "slots not cleared":
         transport._low_latency_slots = lambda peer: torch.empty(0)
     elif mutant == "not waited for the clearing":
         patches.set_everywhere("await_free", lambda *args: 1)
+    Stalls(patches, comm, lead=1)
     for generation in range(2):
-        stalls(patches, comm)
         for step in range(2):
             out = torch.full((2, 100), -1)
             value = 100 * step + 1000 * generation + comm.rank
@@ -183,15 +226,17 @@ def stale_flags(comm: GroupFreeComm, mutant: str) -> str:
             if out[:, 99].tolist() != [value - comm.rank, value - comm.rank + 1]:
                 return "wrong bytes"
         meet(comm, 2 * generation + 1)
-        # Rank 0 goes on at once, rank 1 clears its slots much later.
-        time.sleep(comm.rank * 10 * STALL_S)
+        if comm.rank == 1:
+            # Rank 0 goes on at once; its peer clears the slots late, after the next pairs if they come.
+            bound_s = 20.0 if "clearing" in mutant else STALL_S
+            wait_until(lambda: int(stored[0]) >= 3, bound_s)
         comm.reset([1 - comm.rank])
     return "ok"
 
 
 @pytest.mark.parametrize("mutant", ["", "slots not cleared", "not waited for the clearing"])
 def test_a_reset_outdates_what_is_in_the_slots(mutant: str) -> None:
-    outcomes = set(run_two(stale_flags, mutant))
+    outcomes = set(run_two(stale_flags, mutant, timeout_s=MUTANT_TIMEOUT_S if mutant else TIMEOUT_S))
     if mutant:
         assert outcomes & {"wrong bytes", "CommTimeout", "CommMismatch"}, outcomes
     else:
@@ -227,7 +272,7 @@ def failures(comm: GroupFreeComm) -> list[str]:
 
 
 def test_what_does_not_agree_ends_in_an_error_and_a_reset_mends_it() -> None:
-    for rank, texts in enumerate(run_two(failures)):
+    for rank, texts in enumerate(run_two(failures, timeout_s=4.0)):
         assert texts[0].startswith("CommMismatch") and "all_gather" in texts[0], texts
         assert texts[1].startswith("CommMismatch") and ("barrier" if rank else "all_reduce") in texts[1], texts
         # Both sent one message that was accepted without the receiver.
