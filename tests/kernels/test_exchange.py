@@ -1,10 +1,9 @@
-"""All-gather, all-to-all and barrier by kernels, interpreted in rank processes over shared memory."""
+"""All-gather, all-to-all and barrier by the kernels that the rules choose, interpreted in rank processes."""
 
 from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
 from gfdit.comm import GroupFreeComm
@@ -38,9 +37,8 @@ def taken_key(ranks: tuple[int, ...]) -> int:
     return sum((rank + 1) * 7**place for place, rank in enumerate(ranks))
 
 
-@pytest.mark.parametrize("num_bytes", [37, 4096])
-def test_every_ordered_subset_of_four_ranks(num_bytes: int) -> None:
+def test_every_ordered_subset_of_four_ranks() -> None:
     with open_world(4, slot_bytes=1024) as world:
-        world.start_all(all_subsets, num_bytes, heap_class=InterpretedHeap)
+        world.start_all(all_subsets, 37, heap_class=InterpretedHeap, comm_timeout_s=60.0)
         results = [world.result(rank, timeout_s=240) for rank in range(4)]
     assert results == [49] * 4

@@ -110,7 +110,8 @@ def every_ordered_subset(comm: GroupFreeComm, num_programs: int, packed: bool) -
 @pytest.mark.parametrize(("num_programs", "packed"), [(1, True), (3, False)])
 def test_every_ordered_subset_of_four_ranks(num_programs: int, packed: bool) -> None:
     with open_world(4, **SIZES) as world:
-        world.start_all(every_ordered_subset, num_programs, packed, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        arguments = (num_programs, packed)
+        world.start_all(every_ordered_subset, *arguments, heap_class=InterpretedHeap, comm_timeout_s=60.0)
         results = [world.result(rank, timeout_s=300) for rank in range(4)]
     # Every rank is in 49 of the 64 ordered subsets. One operation by each path, two by multicast.
     assert not packed or results == [49 * (len(PATHS) + 1)] * 4, results
