@@ -33,10 +33,16 @@ class CalibratedCostModel:
 
     def __init__(self) -> None:
         self._calibration = Calibration()
+        self._version = 0
         self._references: dict[tuple[Any, ...], tuple[float, tuple[Hashable, ...]]] = {}  # seconds, levels
+        self._missing: dict[tuple[Any, ...], str] = {}  # what to say of keys without a reference
         self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes
         self._candidates: dict[tuple[Any, ...], tuple[ParallelSpec, ...]] = {}
         self._denoise_specs: dict[tuple[Any, ...], ParallelSpec] = {}
+
+    @property
+    def version(self) -> int:
+        return self._version
 
     @property
     def measured(self) -> Mapping[Hashable, Measured]:
@@ -75,6 +81,7 @@ class CalibratedCostModel:
         for level in levels:
             if self._calibration.add(level, seconds / reference_s, self.trusted_count):
                 self._seconds.clear()
+                self._version += 1
 
     def _corrected_s(self, key: tuple[Any, ...], request_id: str) -> float:
         if (seconds := self._seconds.get(key)) is None:
@@ -85,10 +92,13 @@ class CalibratedCostModel:
 
     def _reference(self, key: tuple[Any, ...], request_id: str) -> tuple[float, tuple[Hashable, ...]]:
         if (reference := self._references.get(key)) is None:
+            if key in self._missing:  # policies ask which batch sizes are known
+                raise UnknownCostError(self._missing[key], request_id)
             full = CostKey(*key)
             try:
                 reference = self._references[key] = (self._reference_s(full), self._levels(full))
             except UnknownCostError as error:
+                self._missing[key] = str(error)
                 raise UnknownCostError(str(error), request_id) from None
         return reference
 

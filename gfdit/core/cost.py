@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 class CostModel(Protocol):
     """Estimated times in seconds. A model or task that is not known raises :class:`UnknownCostError`."""
 
+    @property
+    def version(self) -> int:
+        """Another number once an answer may be another: as long as it stays, answers may be kept."""
+        ...
+
     def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
         """Execution time of ``batch`` tasks like ``task`` in one step under ``layout``, without migration."""
         ...

@@ -53,6 +53,7 @@ class _Known:
     cfg: bool
     candidates: tuple[ParallelSpec, ...]
     asked_s: float
+    version: int  # of the cost model
     times: ServiceTimes
 
 
@@ -60,7 +61,7 @@ class Estimates:
     """:class:`ServiceTimes` by request.
 
     Asking the cost model for everything about every request in every decision takes too long, so what it said
-    is kept for ``max_age_s``: it changes slowly, by what is measured.
+    is kept for ``max_age_s``, and longer while nothing has changed: it changes slowly, by what is measured.
     """
 
     def __init__(self, max_age_s: float = 1.0) -> None:
@@ -85,11 +86,13 @@ class Estimates:
         if known is None or not self._fresh(known, view):
             if len(self._by_class) >= MAX_CLASSES:
                 self._by_class.clear()
-            known = self._by_class[key] = _Known(*what, view.now_s, _service_times(request, view))
+            known = self._by_class[key] = _Known(
+                *what, view.now_s, view.cost.version, _service_times(request, view)
+            )
         return known
 
     def _fresh(self, known: _Known, view: SchedulerView) -> bool:
-        return 0 <= view.now_s - known.asked_s <= self.max_age_s
+        return known.version == view.cost.version or 0 <= view.now_s - known.asked_s <= self.max_age_s
 
 
 def _fits(known: _Known, request: RequestView) -> bool:

@@ -360,6 +360,24 @@ def test_spread_is_relative_to_the_ratio() -> None:
     assert measured.spread == pytest.approx(0.1)
 
 
+def test_the_version_changes_with_the_answers_and_only_then() -> None:
+    model = TableCostModel(table())
+    seen = []
+    for seconds in (0.31, 0.31, 0.31, 0.31, 9.0, 0.155):
+        model.observe(task(512), on(SP1), seconds)
+        seen.append((model.version, model.task_s(task(512), on(SP1))))
+    versions, times_s = zip(*seen, strict=True)
+    assert times_s == (0.155, 0.155, 0.31, 0.31, 0.31, 0.31) and versions == (0, 0, 1, 1, 1, 1)
+
+
+def test_what_is_unknown_stays_so_and_names_who_asks() -> None:
+    model = TableCostModel(table())
+    for request_id in ("a", "b"):
+        with pytest.raises(UnknownCostError, match="at sp8, known: sp1") as caught:
+            model.task_s(task(request_id=request_id), on(ParallelSpec(8)))
+        assert caught.value.request_id == request_id
+
+
 def test_a_change_is_followed_within_a_window() -> None:
     model = TableCostModel(table())
     for _ in range(100):
