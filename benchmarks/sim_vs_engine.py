@@ -6,12 +6,12 @@ takes outside the engine, measured on requests sent alone. Compared are deadline
 """
 
 import argparse
-import os
 import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,9 @@ from gfdit.core.cost_file import CostTable
 from gfdit.core.events import RequestArrived
 from gfdit.core.policy_loading import load_policy
 from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.quiet import Quiet
 from gfdit.observe.recording import RecordingReader, TimedEvent
+from gfdit.observe.samples import Samples
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from gfdit.sim.trace import TraceRequest
 
@@ -50,15 +52,19 @@ class Profiled:
     table: CostTable
     dispatch_latency_s: float
     jitter: float
+    others_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The rounds of one policy. ``overhead_s``: latency minus time in the engine, of requests sent alone."""
+    """The rounds of one policy. ``overhead_s``: latency minus time in the engine, of requests sent alone.
+
+    ``others_shares``: what other processes took of the machine during each round.
+    """
 
     rounds: list[list[Outcome]]
     overhead_s: dict[str, list[float]]
-    load_averages: list[float]
+    others_shares: list[float]
 
 
 def main() -> int:
@@ -66,14 +72,15 @@ def main() -> int:
     source = provenance(sys.argv)  # first of all: the checkout may move on during the run
     demo = runpy.run_path(str(DEMO), run_name="demo")
     trace: list[TraceRequest] = demo["demo_trace"]()
+    quiet = Quiet(args.max_others, time.monotonic() + args.patience_s)
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = args.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             model = demo["build_model"](folder)
-            before = run_profile(model, trace, folder, "before", args)
-            replayed = {name: replay_policy(name, model, trace, folder, args) for name in args.policies}
-            after = run_profile(model, trace, folder, "after", args)
+            before = run_profile(model, trace, folder, "before", args, quiet)
+            replayed = {name: replay_policy(name, model, trace, folder, args, quiet) for name in args.policies}
+            after = run_profile(model, trace, folder, "after", args, quiet)
         except (ServerError, subprocess.CalledProcessError) as error:
             print(f"sim_vs_engine: {error}", file=sys.stderr)
             return 1
@@ -92,6 +99,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--spread", type=float, default=0.01, help="of the profile, see gfdit profile")
     parser.add_argument("--max-reps", type=int, default=60, help="of the profile, see gfdit profile")
     parser.add_argument("--idle", action="store_true", help="profile with the other ranks idle")
+    parser.add_argument("--max-others", type=float, default=0.1, help="share of the machine others may take")
+    parser.add_argument("--patience-s", type=float, default=0.0, help="how long to wait and repeat for that")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--logs", type=Path, help="keep cost tables, recordings and the servers' logs there")
     args = parser.parse_args()
@@ -104,7 +113,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_profile(
-    model: Path, trace: Sequence[TraceRequest], folder: Path, name: str, args: argparse.Namespace
+    model: Path, trace: Sequence[TraceRequest], folder: Path, name: str, args: argparse.Namespace, quiet: Quiet
 ) -> Profiled:
     """The sizes of the trace without guidance, by what `gfdit profile` runs."""
     pixels = dict.fromkeys((request.height, request.width) for request in trace)
@@ -115,34 +124,42 @@ def run_profile(
     profile.configure(parser)
     options = parser.parse_args(argv)
     options.passthrough = list(VLLM_FLAGS)
-    options.out.unlink(missing_ok=True)
-    table = ProfileTable(options.out, profile.hardware(), "gfdit profile")
     effort = Effort(options.spread, options.min_reps, options.max_reps, busy=not options.idle)
     command = profile.server_command(options)
+
     with ProfileServer(command, folder / f"profile-{name}.log", options.timeout_s) as server:
-        profile.measure(options, Profiler(server, NUM_RANKS, effort), table)
-        samples = server.samples
-    return Profiled(CostTable.load(options.out), samples.dispatch_latency_s(), samples.jitter())
+
+        def measure() -> None:
+            server.samples = Samples()
+            options.out.unlink(missing_ok=True)
+            table = ProfileTable(options.out, profile.hardware(), "gfdit profile")
+            profile.measure(options, Profiler(server, NUM_RANKS, effort), table)
+
+        _, share = quiet.run(measure)
+    samples = server.samples
+    return Profiled(CostTable.load(options.out), samples.dispatch_latency_s(), samples.jitter(), share)
 
 
 def replay_policy(
-    policy: str, model: Path, trace: Sequence[TraceRequest], folder: Path, args: argparse.Namespace
+    policy: str, model: Path, trace: Sequence[TraceRequest], folder: Path, args: argparse.Namespace, quiet: Quiet
 ) -> Replayed:
     recording = folder / f"{policy}.jsonl"
     command = ["gfdit", "serve", str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--policy", policy]
     command += ["--costs", str(folder / "costs-before.json"), "--record", str(recording), "--", *VLLM_FLAGS]
-    rounds, loads = [], []
+    each = one_of_each(trace)
+    rounds, shares = [], []
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
-        play(server, policy, [replace(request, arrival_s=0.0, num_steps=2) for request in one_of_each(trace)])
-        alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in one_of_each(trace)]
+        play(server, policy, [replace(request, num_steps=2) for request in each])
+        alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in each]
         for _ in range(args.rounds):
-            loads.append(os.getloadavg()[0])
-            rounds.append(play(server, policy, trace))
-    in_engine_s = engine_latencies(recording)[-len(trace) * args.rounds - len(alone) :]
+            outcomes, share = quiet.run(lambda: play(server, policy, trace))
+            rounds.append(outcomes)
+            shares.append(share)
+    in_engine_s = engine_latencies(recording)[len(each) :]
     overhead_s: dict[str, list[float]] = {}
     for outcome, engine_s in zip(alone, in_engine_s, strict=False):
         overhead_s.setdefault(outcome.slo_class, []).append(outcome.latency_s - engine_s)
-    return Replayed(rounds, overhead_s, loads)
+    return Replayed(rounds, overhead_s, shares)
 
 
 def one_of_each(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
@@ -237,6 +254,7 @@ def make_report(
         "jitter": profiled.jitter,
         "overhead_s": overhead_s,
         "profile_drift": drift(before.table, after.table),
+        "profile_others_shares": [before.others_share, after.others_share],
         "policies": {
             name: compare(trace, one, simulate(name, trace, profiled, overhead_s, args.seeds))
             for name, one in replayed.items()
@@ -268,8 +286,8 @@ def compare(trace: Sequence[TraceRequest], engine: Replayed, simulated: list[lis
         "median_request_error": statistics.median(map(abs, by_request)),
         "request_errors": {request.id: error for request, error in zip(trace, by_request, strict=True)},
         "rounds": [
-            {"attainment": met, "p50_latency_s": statistics.median(latencies), "load_average_before": load}
-            for met, latencies, load in zip(real_met, real, engine.load_averages, strict=True)
+            {"attainment": met, "p50_latency_s": statistics.median(latencies), "others_share": share}
+            for met, latencies, share in zip(real_met, real, engine.others_shares, strict=True)
         ],
     }
 
@@ -315,7 +333,9 @@ def markdown(report: dict[str, Any]) -> str:
         f"HTTP, {settings['seeds']} seeds of the simulator",
         f"- Costs: {settings['profile']}, before and after the rounds. The second time steps and decoding took "
         f"{drifted['median']:.3f} times as long ({drifted['min']:.3f} to {drifted['max']:.3f}); the simulator "
-        "gets the geometric mean",
+        "gets the geometric mean. Other processes took "
+        + " and ".join(f"{share:.0%}" for share in report["profile_others_shares"])
+        + " of the machine meanwhile",
         f"- Dispatch latency {report['dispatch_latency_s'] * 1e3:.2f} ms and jitter {report['jitter']:.3f}, as "
         f"profiled; outside the engine a request alone takes: {overheads}",
         "",
@@ -336,13 +356,13 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         "The rounds of the engine:",
         "",
-        "| policy | deadlines met | median latency (s) | load average |",
+        "| policy | deadlines met | median latency (s) | taken by other processes |",
     ]
     lines.append("|---|---|---|---|")
     for name, result in report["policies"].items():
-        met, p50_s, loads = zip(*(entry.values() for entry in result["rounds"]), strict=True)
+        met, p50_s, shares = zip(*(entry.values() for entry in result["rounds"]), strict=True)
         cells = (
-            " ".join(f"{value:.{digits}f}" for value in row) for row, digits in ((met, 2), (p50_s, 2), (loads, 1))
+            " ".join(f"{value:.{digits}f}" for value in row) for row, digits in ((met, 2), (p50_s, 2), (shares, 2))
         )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
