@@ -9,6 +9,8 @@ Reference: ``HostTransport.push`` and ``pull``. Range: messages of up to ``low_l
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -42,25 +44,29 @@ from gfdit.kernels.memory import word_pointer
 
 def run_push(members: Members, source: int, num_bytes: int, *, num_programs: int) -> None:
     """One launch at position 0: the ``num_bytes`` at ``source`` to all other members, which ``run_pull``."""
-    _run(low_latency_push, members, source, num_bytes, num_programs)
+    arguments = (*members.arguments(), source, num_bytes)
+    launch(
+        low_latency_push,
+        num_programs,
+        arguments,
+        GROUP=members.block_size,
+        **_constants(members, source, num_bytes),
+    )
 
 
 def run_pull(members: Members, target: int, num_bytes: int, *, num_programs: int) -> None:
     """One launch: ``num_bytes`` from position 0, which calls ``run_push``, to ``target``."""
-    _run(low_latency_pull, members, target, num_bytes, num_programs)
+    arguments = (*members.arguments(), target, num_bytes)
+    launch(low_latency_pull, num_programs, arguments, **_constants(members, target, num_bytes))
 
 
-def _run(kernel: triton.JITFunction, members: Members, address: int, num_bytes: int, num_programs: int) -> None:
-    launch(
-        kernel,
-        num_programs,
-        (*members.arguments(), address, num_bytes),
-        GROUP=members.block_size,
-        PACKED=members.packed,
-        WIDTH=payload_width(address, num_bytes),
-        BLOCK=tile_pairs(members.block_size, members.ptx),
-        PTX=members.ptx,
-    )
+def _constants(members: Members, address: int, num_bytes: int) -> dict[str, Any]:
+    return {
+        "PACKED": members.packed,
+        "WIDTH": payload_width(address, num_bytes),
+        "BLOCK": tile_pairs(members.block_size, members.ptx),
+        "PTX": members.ptx,
+    }
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "source", "num_bytes"))
@@ -116,13 +122,12 @@ def low_latency_pull(
     operation: tl.int64,
     target: tl.int64,
     num_bytes: tl.int64,
-    GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run_pull``. ``BLOCK``: pairs per turn, as in ``low_latency_push``, which knows ``GROUP`` peers."""
+    """See ``run_pull``. ``BLOCK``: pairs per turn, as many as the source's per peer."""
     rank = tl.load(lane + LANE_RANK)
     # The source, as a block of one.
     peers = ranks_at(ranks_low, ranks_high, table, tl.zeros((1,), tl.int32), PACKED)

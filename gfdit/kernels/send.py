@@ -63,7 +63,7 @@ def run(members: Members, source: int, num_bytes: int, *, chunk_bytes: int, num_
         send,
         num_programs,
         (*members.arguments(), source, num_bytes, chunk_bytes),
-        GROUP=members.block_size,
+        GROUP=members.vector_size,
         PACKED=members.packed,
         WIDTH=common_width(source),
         BLOCK=block_bytes(members.ptx),
@@ -90,7 +90,7 @@ def send(
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``."""
+    """See ``run``. ``GROUP``: ``Members.vector_size``."""
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     rank = tl.load(lane + LANE_RANK)

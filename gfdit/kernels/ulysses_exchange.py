@@ -83,7 +83,7 @@ def run(
         ulysses_exchange,
         num_programs,
         (*members.arguments(), rows, batch, units, tokens, token_stride, num_chunks),
-        GROUP=members.block_size,
+        GROUP=members.vector_size,
         PACKED=members.packed,
         GATHER=gather,
         WIDTH=common_width(*(number for tensor in rows for number in tensor)),

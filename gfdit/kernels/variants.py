@@ -38,44 +38,41 @@ def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Va
 
     ``ptx``: on a GPU. ``hopper``: which has tiles and multicast, or there is none.
     """
-    block = block_bytes(ptx)
-    yield from _exchange_variants(world_size, ptx, hopper)
+    for group, packed in vector_blocks(world_size):
+        yield from _group_variants(group, packed, ptx, hopper)
     for packed, width in itertools.product((True, False), WIDTHS):
         for kernel in (recv, multicast_pull) if hopper else (recv,):
-            yield Variant.of(kernel, PACKED=packed, WIDTH=width, BLOCK=block, PTX=ptx)
+            yield Variant.of(kernel, PACKED=packed, WIDTH=width, BLOCK=block_bytes(ptx), PTX=ptx)
     for group, packed in group_blocks(world_size):
         yield from _low_latency_variants(group, packed, ptx)
-        for width in WIDTHS:
-            common: dict[str, Any] = {"GROUP": group, "PACKED": packed, "WIDTH": width, "BLOCK": block, "PTX": ptx}
-            yield Variant.of(send, **common)
-            for gather in (False, True):
-                for num_tensors in (1,) if gather else _HEAD_TENSORS:
-                    tuples = ((_ROW_FIELDS,) * num_tensors,)
-                    yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
 
 
-def _exchange_variants(world_size: int, ptx: bool, hopper: bool) -> Iterator[Variant]:
-    for group, packed in vector_blocks(world_size):
-        group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
-        yield Variant.of(barrier, num_warps=1, **group_fields)
-        for width in WIDTHS:
-            common = group_fields | {"WIDTH": width, "BLOCK": block_bytes(ptx)}
-            yield Variant.of(push_exchange, TMA=False, **common)
-            for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
-                yield Variant.of(pull_exchange, KIND=kind.value, **common)
-            for kernel in (multicast_all_gather, multicast_push) if hopper else ():
-                yield Variant.of(kernel, **common)
-        if hopper:
-            yield Variant.of(push_exchange, TMA=True, WIDTH=16, BLOCK=tile_bytes(ptx), **group_fields)
+def _group_variants(group: int, packed: bool, ptx: bool, hopper: bool) -> Iterator[Variant]:
+    group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
+    yield Variant.of(barrier, num_warps=1, **group_fields)
+    for width in WIDTHS:
+        common = group_fields | {"WIDTH": width, "BLOCK": block_bytes(ptx)}
+        yield Variant.of(push_exchange, TMA=False, **common)
+        for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
+            yield Variant.of(pull_exchange, KIND=kind.value, **common)
+        for kernel in (send, multicast_all_gather, multicast_push) if hopper else (send,):
+            yield Variant.of(kernel, **common)
+        for gather in (False, True):
+            for num_tensors in (1,) if gather else _HEAD_TENSORS:
+                tuples = ((_ROW_FIELDS,) * num_tensors,)
+                yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
+    if hopper:
+        yield Variant.of(push_exchange, TMA=True, WIDTH=16, BLOCK=tile_bytes(ptx), **group_fields)
 
 
 def _low_latency_variants(group: int, packed: bool, ptx: bool) -> Iterator[Variant]:
     for width in PAYLOAD_WIDTHS:
-        common: dict[str, Any] = {"GROUP": group, "WIDTH": width, "BLOCK": tile_pairs(group, ptx), "PTX": ptx}
-        for kernel in (low_latency_exchange, low_latency_push, low_latency_pull):
-            yield Variant.of(kernel, PACKED=packed, **common)
+        common: dict[str, Any] = {"WIDTH": width, "BLOCK": tile_pairs(group, ptx), "PTX": ptx}
+        yield Variant.of(low_latency_exchange, GROUP=group, PACKED=packed, **common)
+        yield Variant.of(low_latency_push, GROUP=group, PACKED=packed, **common)
+        yield Variant.of(low_latency_pull, PACKED=packed, **common)
         for dtype in DTYPES.values() if packed else ():
-            yield Variant.of(low_latency_all_reduce, DTYPE=dtype, **common)
+            yield Variant.of(low_latency_all_reduce, GROUP=group, DTYPE=dtype, **common)
 
 
 def vector_blocks(world_size: int) -> list[tuple[int, bool]]:
