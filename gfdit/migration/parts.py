@@ -24,16 +24,25 @@ class ArtifactParts:
 
     def header(self) -> bytes:
         """Everything a receiver needs to allocate the tensors, and the metadata."""
-        specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()]
+        specs = [
+            (name, tensor.dtype, tuple(tensor.shape), tensor.device.type == "cpu")
+            for name, tensor in self.tensors.items()
+        ]
         return pickle.dumps((self.metadata, specs), protocol=pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def allocate(cls, header: bytes, device: torch.device) -> ArtifactParts:
-        """Uninitialized tensors on ``device`` for a :meth:`header` of one of this program's workers."""
+        """Uninitialized tensors for a :meth:`header` of one of this program's workers.
+
+        On ``device``, but on the host where the sender has them there.
+        """
         metadata, specs = pickle.loads(header)
-        return cls(
-            metadata, {name: torch.empty(shape, dtype=dtype, device=device) for name, dtype, shape in specs}
-        )
+        host = torch.device("cpu")
+        tensors = {
+            name: torch.empty(shape, dtype=dtype, device=host if on_host else device)
+            for name, dtype, shape, on_host in specs
+        }
+        return cls(metadata, tensors)
 
 
 def split_fields(fields: dict[str, Any]) -> ArtifactParts:

@@ -1,18 +1,42 @@
-"""Artifacts across real processes: any fields, from one holder to newcomers, and a trajectory that goes on."""
+"""Artifacts across real processes: any fields, from one holder to newcomers, and a trajectory that goes on.
+
+Over the host's transport and over kernels, which are interpreted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from gfdit.comm import GroupFreeComm, spawn
+from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap, spawn
 from gfdit.migration.parts import join_fields, split_fields
-from gfdit.migration.transfer import MigrationError, receive_artifact, send_artifact, send_failure
+from gfdit.migration.transfer import (
+    FIRST_BYTES,
+    SMALL_BYTES,
+    MigrationError,
+    receive_artifact,
+    send_artifact,
+    send_failure,
+)
+from tests.comm.worlds import open_world
+from tests.kernels.worlds import InterpretedHeap
 
 CPU = torch.device("cpu")
+both_transports = pytest.mark.parametrize("heap_class", [SharedMemoryHeap, InterpretedHeap])
+
+
+def run_ranks(
+    heap_class: type[SharedMemoryHeap], world_size: int, fn: Callable[..., Any], **options: Any
+) -> list[Any]:
+    sizes = {"slot_bytes": 256 * 1024, "low_latency_bytes": 64 * 1024}
+    with open_world(world_size, **sizes) as world:
+        world.start_all(fn, heap_class=heap_class, **options)
+        return [world.result(rank, timeout_s=120) for rank in range(world_size)]
 
 
 def fields_of_every_kind() -> dict[str, Any]:
@@ -64,26 +88,78 @@ def copy_in_many_ways(comm: GroupFreeComm) -> list[bool]:
     return [copy_between(comm, ranks) for ranks in groups]
 
 
-def test_every_kind_of_field_arrives_bit_identical() -> None:
-    assert spawn(copy_in_many_ways, 3, timeout_s=60) == [[True] * 5] * 3
+@both_transports
+def test_every_kind_of_field_arrives_bit_identical(heap_class: type[SharedMemoryHeap]) -> None:
+    assert run_ranks(heap_class, 3, copy_in_many_ways) == [[True] * 5] * 3
 
 
-def fail_then_send(comm: GroupFreeComm) -> str:
+def count_messages(comm: GroupFreeComm, fields: dict[str, Any]) -> int:
+    """How many broadcasts it takes to copy ``fields``."""
+    with patch.object(comm, "broadcast", wraps=comm.broadcast) as broadcast:
+        if comm.rank == 0:
+            parts = split_fields(fields)
+            send_artifact(comm, (0, 1), parts, parts.header())
+        else:
+            received = join_fields(receive_artifact(comm, (0, 1), CPU), CPU)
+            assert same(received, fields)
+            tensors = [tensor for tensor in received.values() if isinstance(tensor, torch.Tensor)]
+            assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors), "keeps a message"
+    return broadcast.call_count
+
+
+def messages_by_size(comm: GroupFreeComm) -> list[int]:
+    small = {f"{i}": torch.full((i, 3), i, dtype=torch.bfloat16) for i in range(20)}
+    large = {f"large {i}": torch.arange(SMALL_BYTES + i) for i in range(2)}
+    metadata = {"text": "x" * FIRST_BYTES}
+    return [
+        count_messages(comm, fields) for fields in ({}, small, {**small, **metadata}, {**large, **small}, large)
+    ]
+
+
+@both_transports
+def test_a_small_artifact_takes_one_message(heap_class: type[SharedMemoryHeap]) -> None:
+    assert run_ranks(heap_class, 2, messages_by_size) == [[1, 1, 2, 3, 3]] * 2
+
+
+def sender_stops_halfway(comm: GroupFreeComm) -> None:
+    """The receiver must not take for an artifact what it has until then."""
+    if comm.rank == 0:
+        preamble = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
+        preamble[:24] = torch.tensor([2 * FIRST_BYTES, 100, 0]).view(torch.uint8)
+        comm.broadcast(preamble, 0, comm.group((0, 1)))
+        return
+    with pytest.raises(CommTimeout):
+        receive_artifact(comm, (0, 1), CPU)
+
+
+@both_transports
+def test_a_sender_that_stops_halfway_is_a_timeout(heap_class: type[SharedMemoryHeap]) -> None:
+    assert run_ranks(heap_class, 2, sender_stops_halfway, comm_timeout_s=2.0) == [None] * 2
+
+
+def fail_then_send(comm: GroupFreeComm) -> list[str]:
     lane = comm.lane("migration")
     fields = {"x": torch.arange(3)}
+    messages = ["latents cannot be pickled", "long: " + "x" * FIRST_BYTES]
     if comm.rank == 0:
-        send_failure(lane, (0, 1), "latents cannot be pickled")
+        for message in messages:
+            send_failure(lane, (0, 1), message)
         parts = split_fields(fields)
         send_artifact(lane, (0, 1), parts, parts.header())
-        return ""
-    with pytest.raises(MigrationError) as failure:
-        receive_artifact(lane, (0, 1), CPU)
+        return messages
+    received = []
+    for _ in messages:
+        with pytest.raises(MigrationError) as failure:
+            receive_artifact(lane, (0, 1), CPU)
+        received.append(str(failure.value))
     assert same(join_fields(receive_artifact(lane, (0, 1), CPU), CPU), fields)
-    return str(failure.value)
+    return received
 
 
-def test_a_sender_that_cannot_send_says_so_and_the_edge_stays_usable() -> None:
-    assert spawn(fail_then_send, 2, timeout_s=60)[1] == "latents cannot be pickled"
+@both_transports
+def test_a_sender_that_cannot_send_says_so_and_the_edge_stays_usable(heap_class: type[SharedMemoryHeap]) -> None:
+    sent, received = run_ranks(heap_class, 2, fail_then_send)
+    assert sent == received
 
 
 def walk(scheduler: Any, latents: torch.Tensor, generator: torch.Generator, steps: range) -> torch.Tensor:
