@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gfdit.core import Dispatch, ExecutionLayout, ParallelSpec, RankView, RequestView, SchedulerView, TaskView
@@ -20,12 +20,19 @@ class Group:
 
     ranks: list[RankView]
     left_s: dict[str, float] = field(default_factory=dict)
+    _layouts: dict[tuple[str, tuple[ParallelSpec, ...]], ExecutionLayout | None] = field(default_factory=dict)
 
-    def layout(self, model: str, specs: Iterable[ParallelSpec]) -> ExecutionLayout | None:
+    def set_ranks(self, ranks: list[RankView]) -> None:
+        self.ranks = ranks
+        self._layouts.clear()
+
+    def layout(self, model: str, specs: tuple[ParallelSpec, ...]) -> ExecutionLayout | None:
         """The widest of ``specs`` that fits, on the first ranks that have ``model``."""
-        ranks = [rank.id for rank in self.ranks if model in rank.resident]
-        spec = widest(specs, len(ranks))
-        return ExecutionLayout(tuple(ranks[: spec.size]), spec) if spec else None
+        if (model, specs) not in self._layouts:
+            ranks = [rank.id for rank in self.ranks if model in rank.resident]
+            spec = widest(specs, len(ranks))
+            self._layouts[model, specs] = ExecutionLayout(tuple(ranks[: spec.size]), spec) if spec else None
+        return self._layouts[model, specs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class WorkerGroups:
     def __init__(self, size: int | None) -> None:
         self._wanted_size = size
         self._size = 1
-        self._ranks: tuple[object, ...] = ()
+        self._ranks: Sequence[object] = ()
         self._groups: dict[GroupId, Group] = {}
         self._group_of_rank: dict[int, Group] = {}
         self._homes: dict[str, Home | None] = {}  # of every live request; None if no ranks can run it
@@ -56,7 +63,7 @@ class WorkerGroups:
 
     def update(self, view: SchedulerView) -> None:
         """Take in which ranks and requests have come and gone."""
-        ranks = tuple([(rank.id, rank.node, rank.resident) for rank in view.ranks])
+        ranks = [(rank.id, rank.node, rank.resident) for rank in view.ranks]
         if ranks == self._ranks and self._homes.keys() == view.requests.keys():
             return
         for name in self._homes.keys() - view.requests.keys():
@@ -74,6 +81,8 @@ class WorkerGroups:
 
     def idle(self, view: SchedulerView) -> set[Group]:
         """Groups that have requests, and whose ranks are all free."""
+        if self._size == 1:
+            return {group for rank in view.free_ranks if (group := self._group_of_rank[rank]).left_s}
         num_free = Counter([self._group_of_rank[rank] for rank in view.free_ranks])
         return {group for group, count in num_free.items() if group.left_s and count == len(group.ranks)}
 
@@ -104,7 +113,7 @@ class WorkerGroups:
         times = self._estimates.of(request, view)
         self._homes[request.id] = None
         for group in sorted(self._groups.values(), key=lambda group: sum(group.left_s.values())):
-            if layout := group.layout(request.model, times.step_s):
+            if layout := group.layout(request.model, tuple(times.step_s)):
                 self._homes[request.id] = Home(group, layout.parallel)
                 group.left_s[request.id] = times.remaining_s(request, layout.parallel)
                 return
@@ -114,11 +123,15 @@ class WorkerGroups:
         self._size, self._groups = size, {}
         for group_id, ranks in _members(view.ranks, size).items():
             self._groups[group_id] = group = old.get(group_id) or Group(ranks)
-            group.ranks = ranks
+            group.set_ranks(ranks)
         self._group_of_rank = {rank.id: group for group in self._groups.values() for rank in group.ranks}
         kept = set(self._groups.values())
         for name, home in list(self._homes.items()):
-            if not home or home.group not in kept or not home.group.layout(view.requests[name].model, [home.spec]):
+            if (
+                not home
+                or home.group not in kept
+                or not home.group.layout(view.requests[name].model, (home.spec,))
+            ):
                 self._forget(name)
 
     def _size_for(self, request: RequestView, view: SchedulerView) -> int:
