@@ -12,16 +12,18 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test models soak soak-comm report lint format types clean
+.PHONY: help setup demo test thorough models soak soak-comm report kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
 	@echo "make test    lint, types and tests (sets everything up)"
+	@echo "make thorough  the tests that make test leaves out"
 	@echo "make setup   only the environment, in $(VENV)"
 	@echo "make models  check the models of the collectives' protocol (needs spin and gcc)"
 	@echo "make soak    $(SOAK_REQUESTS) requests on random layouts, some abandoned"
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
+	@echo "make kernels  compile every kernel variant and record what it takes"
 	@echo "make lint format types clean"
 
 setup: $(STAMP)
@@ -36,6 +38,9 @@ demo: setup
 test: lint types
 	@$(BIN)/python -m pytest
 
+thorough: setup
+	@$(BIN)/python -m pytest -m thorough --timeout 900
+
 models: setup
 	@$(BIN)/python tools/check_models.py
 
@@ -47,6 +52,9 @@ soak-comm: setup
 
 report: setup
 	@$(BIN)/python -m benchmarks.policy_reports
+
+kernels: setup
+	@$(BIN)/python tools/compile_kernels.py
 
 lint: setup
 	@$(BIN)/ruff check

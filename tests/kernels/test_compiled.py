@@ -1,0 +1,117 @@
+"""Kernels compiled for three generations of GPUs, without one: what they need is there, and what it costs.
+
+Here a selection; ``make kernels`` compiles all variants and renews the record this is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import triton
+
+from gfdit.kernels.compiled import kernel_name, signature
+from tools.compile_kernels import (
+    CAPABILITIES,
+    END,
+    PAGE,
+    RECORD,
+    SMALL_PATHS,
+    Compiled,
+    compile_all,
+    selected_jobs,
+    target_of,
+    to_table,
+    usage_of,
+    variants_for,
+)
+
+ACQUIRE, RELEASE = "ld.acquire.sys.global.b64", "st.release.sys.global.b64"
+LOAD, STORE = "ld.relaxed.sys.global.b64", "st.relaxed.sys.global.b64"
+LOAD_PAIRS, STORE_PAIRS = "ld.relaxed.sys.global.v2.b64", "st.relaxed.sys.global.v2.b64"
+TWO_WAY = {ACQUIRE, LOAD, STORE, LOAD_PAIRS, STORE_PAIRS}
+# What agreement rests on. Kernels that are not named publish with a release and observe with an acquire.
+INSTRUCTIONS = {
+    "low_latency_exchange": TWO_WAY,
+    "low_latency_all_reduce": TWO_WAY,
+    "low_latency_push": {ACQUIRE, STORE, STORE_PAIRS},
+    "low_latency_pull": {RELEASE, LOAD, LOAD_PAIRS},
+}
+
+
+def missing_instructions(kernel: str, ptx: str) -> set[str]:
+    wanted = INSTRUCTIONS.get(kernel, {ACQUIRE, RELEASE})
+    return {instruction for instruction in wanted if instruction not in ptx}
+
+
+def kernel_of(result: Compiled) -> str:
+    return result.variant.split("(")[0]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    return list(compile_all(selected_jobs(), num_processes=2))
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return json.loads(RECORD.read_text())
+
+
+def test_every_kernel_is_compiled_for_every_generation(compiled) -> None:
+    for capability in CAPABILITIES:
+        kernels = {kernel_name(variant.kernel) for variant in variants_for(capability)}
+        assert kernels >= {*SMALL_PATHS, "push_exchange", "ulysses_exchange"}
+        assert {kernel_of(result) for result in compiled if result.capability == capability} == kernels
+
+
+def test_the_memory_order_is_in_the_code(compiled) -> None:
+    for result in compiled:
+        assert not missing_instructions(kernel_of(result), result.ptx), (result.variant, result.capability)
+        # Those are of the bodies for the interpreter.
+        assert not re.search(r"atom[.\w]*\.sys", result.ptx), result.variant
+        # Programs of a launch agree on who is last, and on who failed first.
+        assert re.search(r"atom[.\w]*acq_rel[.\w]*cas", result.ptx), result.variant
+        if kernel_of(result) != "barrier":
+            assert re.search(r"atom[.\w]*acq_rel[.\w]*add", result.ptx), result.variant
+
+
+def test_a_missing_release_would_be_seen(compiled) -> None:
+    result = next(result for result in compiled if kernel_of(result) == "barrier")
+    assert missing_instructions("barrier", result.ptx.replace("st.release.sys", "st.weak")) == {RELEASE}
+
+
+def test_small_paths_keep_everything_in_registers(compiled) -> None:
+    spilling = [r for r in compiled if kernel_of(r) in SMALL_PATHS and r.figures.stack_bytes]
+    assert not spilling, [(result.variant, result.capability, result.figures) for result in spilling]
+
+
+def test_spilled_registers_would_be_seen() -> None:
+    variant = next(v for v in variants_for(90) if str(v).startswith("low_latency_exchange(GROUP=8"))
+    source = triton.compiler.ASTSource(variant.kernel, signature(variant), dict(variant.constants))
+    cramped = triton.compile(source, target=target_of(90), options={"num_warps": 4, "maxnreg": 32})
+    registers, stack_bytes = usage_of(cramped.asm["cubin"])
+    assert registers <= 32 and stack_bytes > 0
+
+
+def test_the_record_is_complete_and_true(compiled, record) -> None:
+    """It has what is compiled here, hence every kernel; figures are compared if the compiler is the same."""
+    for result in compiled:
+        figures = record["variants"].get(result.variant, {}).get(str(result.capability))
+        assert figures, f"{result.variant} for {result.capability} is not recorded: run make kernels"
+        registers, stack_bytes, shared_bytes = figures
+        if record["triton"] == triton.__version__:
+            assert abs(result.figures.registers - registers) <= 8, result.variant
+            assert result.figures.stack_bytes <= stack_bytes + 64, result.variant
+            assert result.figures.shared_bytes <= shared_bytes + 1024, result.variant
+
+
+def test_small_paths_of_the_record_do_not_spill(record) -> None:
+    for name, rows in record["variants"].items():
+        if name.split("(")[0] in SMALL_PATHS:
+            assert all(stack_bytes == 0 for _, stack_bytes, _ in rows.values()), name
+
+
+def test_the_table_on_the_page_is_that_of_the_record(record) -> None:
+    assert f"{to_table(record)}\n{END}" in PAGE.read_text()
