@@ -122,7 +122,7 @@ def measure_rank(
                 cases += [Case(operation, group_size, num_bytes, choice) for choice in choices]
     why = [comm.selector.explain(case.situation) if comm.selector else "" for case in cases]
     seconds = measure(comm, cases, rounds, max_repeats)
-    hardware = comm.selector.hardware if comm.selector else ""
+    hardware = comm.selector.site.hardware if comm.selector else ""
     return RankResults(hardware, list(map(Result, cases, why, seconds)))
 
 

@@ -60,8 +60,8 @@ class Selector:
         self.choose: Callable[[Situation], Choice] = lru_cache(maxsize=1024)(self._choose)
 
     @property
-    def hardware(self) -> str:
-        return self._site.hardware
+    def site(self) -> Site:
+        return self._site
 
     @contextmanager
     def forced(self, choice: Choice | None) -> Iterator[None]:
@@ -99,8 +99,8 @@ class Selector:
         else:
             why = "uneven parts" if situation.num_bytes is None else "nothing measured that fits"
             parts.append(f"by rule ({why})")
-        for path, obstacle in self._obstacles.items():
-            if reason := obstacle(situation, self._site):
+        for path in self._obstacles:
+            if reason := self.obstacle(path, situation):
                 parts.append(f"{path} is not possible: {reason}")
         return f"{situation}: {choice}, {'; '.join(parts)}"
 
@@ -129,10 +129,16 @@ class Selector:
         nearest = min(sizes, key=lambda size: (abs(math.log(size / situation.group_size)), -size))
         return self._measured[situation.operation, nearest]
 
+    def obstacle(self, path: Path, situation: Situation) -> str | None:
+        """Why ``path`` cannot serve ``situation`` here; None if it can."""
+        if path not in self._obstacles:
+            return "there is no such path"
+        if situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS:
+            return "it is for exchanges"
+        return self._obstacles[path](situation, self._site)
+
     def _is_possible(self, path: Path, situation: Situation) -> bool:
-        if path not in self._obstacles or (situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS):
-            return False
-        return self._obstacles[path](situation, self._site) is None
+        return self.obstacle(path, situation) is None
 
     def _low_latency_programs(self, situation: Situation) -> int:
         if self._site.capability == 0 or not situation.num_bytes:
