@@ -32,14 +32,16 @@ class PolicyChoice:
     spec: str
     args: tuple[tuple[str, str], ...] = ()
     name: str = ""
+    admission: str = "none"
 
     @property
     def label(self) -> str:
-        return self.name or " ".join([self.spec, *(f"{key}={value}" for key, value in self.args)])
+        said = (*self.args, *([] if self.admission == "none" else [("admission", self.admission)]))
+        return self.name or " ".join([self.spec, *(f"{key}={value}" for key, value in said)])
 
     def load(self) -> Policy:
         """Raises ``ValueError`` as ``load_policy`` does."""
-        return load_policy(self.spec, dict(self.args))
+        return load_policy(self.spec, dict(self.args), self.admission)
 
 
 @dataclass(frozen=True, slots=True)

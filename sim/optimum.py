@@ -45,7 +45,7 @@ class _Job:
 
 
 def optimal_num_met(
-    trace: Sequence[TraceRequest], table: CostTable, *, num_ranks: int, time_limit_s: float = 60.0
+    trace: Sequence[TraceRequest], table: CostTable, *, num_ranks: int, time_limit_s: float = 600.0
 ) -> int:
     """How many requests of ``trace`` complete in time under the best schedule.
 

@@ -1,14 +1,16 @@
-"""`--policy` and `--policy-arg` where there may be several policies."""
+"""`--policy`, `--policy-arg` and `--admission` where there may be several policies."""
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
+from gfdit.core.admission import AdmissionMode
 from gfdit.sim.compare import PolicyChoice
 
 
 def add_policy_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Each `--policy-arg` belongs to the `--policy` before it; with a single policy the order is free."""
+    """What is said of a policy belongs after it; with a single policy the order is free."""
     parser.add_argument(
         "--policy",
         action=_InOrder,
@@ -17,6 +19,12 @@ def add_policy_options(parser: argparse.ArgumentParser, *, required: bool = True
     )
     parser.add_argument(
         "--policy-arg", action=_InOrder, metavar="KEY=VALUE", help="an argument of the --policy before it; repeat"
+    )
+    parser.add_argument(
+        "--admission",
+        action=_InOrder,
+        choices=get_args(AdmissionMode),
+        help="deadline: the --policy before it rejects what cannot meet its deadline",
     )
 
 
@@ -30,13 +38,16 @@ def chosen_policies(args: argparse.Namespace) -> tuple[PolicyChoice, ...]:
         if option == "--policy":
             choices.append(PolicyChoice(value))
             continue
+        if not choices:
+            raise ValueError(f"{option} {value} belongs after the --policy it is for")
+        if option == "--admission":
+            choices[-1] = replace(choices[-1], admission=value)
+            continue
         key, equals, text = value.partition("=")
         if not (key and equals):
             raise ValueError(f"--policy-arg takes KEY=VALUE, got {value!r}")
-        if not choices:
-            raise ValueError(f"--policy-arg {value} belongs after the --policy it is for")
         others = tuple(pair for pair in choices[-1].args if pair[0] != key)
-        choices[-1] = PolicyChoice(choices[-1].spec, (*others, (key, text)))
+        choices[-1] = replace(choices[-1], args=(*others, (key, text)))
     labels = [choice.label for choice in choices]
     for choice in choices:
         if labels.count(choice.label) > 1:
@@ -46,7 +57,7 @@ def chosen_policies(args: argparse.Namespace) -> tuple[PolicyChoice, ...]:
 
 
 class _InOrder(argparse.Action):
-    """Both options in one list, `args.policies`, as they were given."""
+    """All these options in one list, `args.policies`, as they were given."""
 
     def __call__(
         self,

@@ -199,6 +199,20 @@ def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert 1.0 >= bound["slo_attainment_grace"] >= bound["slo_attainment"] >= one["slo_attainment"]
 
 
+def test_admission_is_of_the_policy_before_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace("t.jsonl", [line(f"r{i}", deadline_s=6.0) for i in range(6)])
+    assert sim("--policy", "fcfs", "--policy", "fcfs", "--admission", "deadline", "--json", "r.json") == 0
+    results = json.loads(Path("r.json").read_text())["results"]
+    assert {name: result["num_rejected"] for name, result in results.items()} == {
+        "fcfs": 0,
+        "fcfs admission=deadline": 4,
+    }
+    assert sim("--admission", "deadline", "--policy", "fcfs", "--json", "one.json") == 0
+    assert json.loads(Path("one.json").read_text()) == results["fcfs admission=deadline"]
+    told = error_of(capsys, lambda: sim("--policy", "fcfs", "--admission", "all"))
+    assert "--admission: invalid choice: 'all'" in told and "deadline" in told
+
+
 def test_what_is_simulated_besides(here: Path) -> None:
     for name, options in (
         ("plain", []),
