@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -119,7 +119,7 @@ class Cell:
     complaint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sweep:
     """Cells in the order of points, seeds and policies, the bound last; the same whatever ran them."""
 
@@ -146,11 +146,16 @@ class Sweep:
             groups.setdefault(replace(point, **neutral), []).append(point)
         return groups
 
+    @cached_property
+    def _at(self) -> dict[tuple[Point, str], list[Cell]]:
+        found: dict[tuple[Point, str], list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault((cell.point, cell.policy), []).append(cell)
+        return found
+
     def values(self, point: Point, policy: str, metric: str) -> list[Any]:
         """By seed; a dot in ``metric`` goes down one level, as in ``per_class.S.slo_attainment``."""
-        return [
-            _lookup(cell.numbers, metric) for cell in self.cells if (cell.point, cell.policy) == (point, policy)
-        ]
+        return [_lookup(cell.numbers, metric) for cell in self._at.get((point, policy), ())]
 
     def estimate(self, point: Point, policy: str, metric: str) -> Estimate | None:
         """Mean over the seeds that have the metric; None if none has."""
