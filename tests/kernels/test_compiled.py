@@ -73,7 +73,7 @@ def test_the_memory_order_is_in_the_code(compiled) -> None:
         assert not re.search(r"atom[.\w]*\.sys", result.ptx), result.variant
         # Programs of a launch agree on who is last, and on who failed first.
         assert re.search(r"atom[.\w]*acq_rel[.\w]*cas", result.ptx), result.variant
-        if kernel_of(result) != "barrier":
+        if kernel_of(result) != "barrier" and "NUM_PROGRAMS=1," not in result.variant:
             assert re.search(r"atom[.\w]*acq_rel[.\w]*add", result.ptx), result.variant
 
 
