@@ -21,6 +21,7 @@ class Edf:
     """
 
     name = "edf"
+    queue_order = "deadline"
 
     def schedule(self, view: SchedulerView) -> Decision:
         free = FreeRanks.of(view.ranks)

@@ -20,6 +20,7 @@ class Srtf:
 
     parallelism: Literal["sp1", "widest"] = "sp1"
     name = "srtf"
+    queue_order = "shortest"
 
     def __post_init__(self) -> None:
         self._groups = WorkerGroups(1 if self.parallelism == "sp1" else None)

@@ -39,6 +39,7 @@ class TetriServe:
     elastic_scale_up: bool = True
     batching: bool = True
     name = "tetriserve"
+    queue_order = "deadline"
     _layouts: dict[str, ExecutionLayout] = field(default_factory=dict, init=False, repr=False)  # of this round
     _late: set[str] = field(default_factory=set, init=False, repr=False)
     _round_end_s: float = field(default=-math.inf, init=False, repr=False)

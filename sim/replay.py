@@ -62,7 +62,7 @@ def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Re
 
 def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) -> ControlPlane:
     """The control plane of the server that wrote ``header``, at its start."""
-    policy = load_policy(header.policy, {**header.policy_args, **policy_args})
+    policy = load_policy(header.policy, {**header.policy_args, **policy_args}, header.admission)
     cost = NominalCostModel() if header.costs is None else TableCostModel(header.costs)
     ranks = [RankRecord(rank, frozenset({header.model})) for rank in range(header.num_ranks)]
     return ControlPlane(policy, ranks, cost)

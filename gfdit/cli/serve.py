@@ -5,8 +5,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from gfdit.core.admission import AdmissionMode
 from gfdit.core.cost_file import CostTable
 from gfdit.core.policy_loading import load_policy
 from gfdit.omni.settings import Settings
@@ -23,6 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy-arg", action="append", default=[], metavar="KEY=VALUE", help="an argument of the policy; repeat"
+    )
+    parser.add_argument(
+        "--admission",
+        choices=get_args(AdmissionMode),
+        default="none",
+        help="deadline: reject (429) what cannot meet its deadline; a policy's own admission goes before",
     )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
@@ -46,8 +53,9 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"there is no checkpoint directory {args.model}")
     if args.ranks < 1:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
-    settings: dict[str, Any] = {"policy": args.policy, "policy_args": parse_policy_args(args.policy_arg)}
-    load_policy(settings["policy"], settings["policy_args"])
+    policy_args = parse_policy_args(args.policy_arg)
+    load_policy(args.policy, policy_args, args.admission)
+    settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
     if args.model_name:
         settings["model_name"] = args.model_name
     if args.costs is not None:

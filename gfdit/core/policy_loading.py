@@ -20,6 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from gfdit.core.admission import with_admission
 from gfdit.core.policy import Policy
 
 GROUP = "gfdit.policies"
@@ -39,10 +40,11 @@ class PolicyParameter:
         return f"{self.name} ({type_label(self.type)})"
 
 
-def load_policy(spec: str, args: Mapping[str, str]) -> Policy:
+def load_policy(spec: str, args: Mapping[str, str], admission: str = "none") -> Policy:
     """Build the policy ``spec`` names: an installed name, ``package.module:Class`` or ``path/to/file.py:Class``.
 
-    ``args`` maps constructor arguments to strings, converted as the class annotates them.
+    ``args`` maps constructor arguments to strings, converted as the class annotates them. ``admission`` is
+    ``none`` or ``deadline`` (:mod:`gfdit.core.admission`).
     """
     cls = policy_class(spec)
     parameters = {parameter.name: parameter for parameter in policy_parameters(cls)}
@@ -56,7 +58,7 @@ def load_policy(spec: str, args: Mapping[str, str]) -> Policy:
         raise ValueError(_one_line(f"policy {spec}: {detail}")) from error
     if not isinstance(getattr(policy, "name", None), str):
         raise ValueError(f"policy {spec}, line {_line(cls)}: class {cls.__name__} has no attribute name: str")
-    return cast(Policy, policy)
+    return with_admission(cast(Policy, policy), admission)
 
 
 def known_policies() -> dict[str, str]:

@@ -34,6 +34,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     policy: str
     policy_args: dict[str, str] = {}
+    admission: str = "none"
     costs: CostTable | None = None
 
 

@@ -66,6 +66,7 @@ class ElasticExecutor(DiffusionExecutor):
                 model=settings.name_of(str(self.od_config.model)),
                 policy=settings.policy,
                 policy_args=settings.policy_args,
+                admission=settings.admission,
                 costs_path=settings.costs,
                 timeline_path=settings.timeline,
                 record_path=settings.record,

@@ -28,6 +28,7 @@ class Settings:
 
     policy: str = "equipartition"
     policy_args: dict[str, str] = field(default_factory=dict)
+    admission: str = "none"
     ranks: int | None = None
     adapter: str | None = None
     model_name: str | None = None
@@ -60,7 +61,7 @@ class Settings:
             raise ValueError(f"gfdit settings: {error}") from error
         if settings.ranks is not None and settings.ranks < 1:
             raise ValueError(f"gfdit setting 'ranks' must be at least 1, got {settings.ranks}")
-        load_policy(settings.policy, settings.policy_args)
+        load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
 
     def name_of(self, model: str) -> str:

@@ -17,6 +17,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     policy: str
     policy_args: dict[str, str] = {}
+    admission: str = "none"
     costs_path: str | None = None
     timeline_path: str | None = None
     record_path: str | None = None

@@ -41,8 +41,9 @@ class ControlProcess:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         costs = None if config.costs_path is None else CostTable.load(config.costs_path)
+        policy = load_policy(config.policy, config.policy_args, config.admission)
         self.plane = ControlPlane(
-            GuardedPolicy(load_policy(config.policy, config.policy_args), config.policy_timeout_s),
+            GuardedPolicy(policy, config.policy_timeout_s),
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             NominalCostModel() if costs is None else TableCostModel(costs),
         )
@@ -289,6 +290,7 @@ def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> Recording
         num_ranks=config.num_ranks,
         policy=config.policy,
         policy_args=config.policy_args,
+        admission=config.admission,
         costs=costs,
     )
     return RecordingWriter(config.record_path, header)

@@ -78,6 +78,8 @@ def simulate(policy: Policy, num_ranks: int, requests: Iterable[Arrival], *, wor
                 run.num_copies += len(command.destinations)
                 for rank in command.ranks:
                     at(now_s, ev.MigrationFinished(command.migration_id, rank))
+            elif isinstance(command, cmd.WakeAt):
+                at(command.at_s, ev.WakeUp())
             elif isinstance(command, cmd.CompleteRequest):
                 run.finish_s[command.request_id] = now_s
             else:

@@ -1,0 +1,107 @@
+"""The parts of TetriServe against exhaustive search, and the policy against its baselines."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gfdit.core import ParallelSpec, Policy
+from gfdit.core.cost_table import TableCostModel
+from gfdit.policies._allocation import Degree, minimal_allocation, useful_degrees
+from gfdit.policies._knapsack import pack
+from gfdit.policies.fcfs import Fcfs
+from gfdit.policies.rssp import Rssp
+from gfdit.policies.tetriserve import TetriServe
+from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.simulator import SimulationOptions, Simulator
+from gfdit.sim.workloads import PATTERNS, generate, workload_classes
+
+OPTION = st.tuples(st.integers(0, 8), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+GROUPS = st.lists(st.lists(OPTION, max_size=3), max_size=5)
+
+
+def total(groups: list[list[tuple[int, float]]], chosen: list[int | None]) -> tuple[int, float]:
+    picked = [group[index] for group, index in zip(groups, chosen, strict=True) if index is not None]
+    return sum(width for width, _ in picked), sum(value for _, value in picked)
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups=GROUPS, capacity=st.integers(0, 12))
+def test_the_knapsack_equals_exhaustive_search(groups: list[list[tuple[int, float]]], capacity: int) -> None:
+    every = itertools.product(*([None, *range(len(group))] for group in groups))
+    fitting = [total(groups, list(chosen)) for chosen in every]
+    best = max((value, -width) for width, value in fitting if width <= capacity)
+    width, value = total(groups, pack(groups, capacity))
+    assert (value, -width) == best
+
+
+STEP_S = {ParallelSpec(1): 1.0, ParallelSpec(2): 0.55, ParallelSpec(4): 0.32, ParallelSpec(8): 0.3}
+DEGREES = useful_degrees(STEP_S, 8)
+
+
+def cost(mix: list[tuple[Degree, int]]) -> tuple[float, float]:
+    """Rank-seconds and seconds."""
+    rank_s = sum(spec.size * seconds * count for (spec, seconds), count in mix)
+    return rank_s, sum(seconds * count for (_, seconds), count in mix)
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_steps=st.integers(1, 6), available_s=st.floats(0.1, 8.0))
+def test_a_minimal_allocation_wastes_at_most_one_step_of_rounding(num_steps: int, available_s: float) -> None:
+    every = [
+        [(degree, count) for degree, count in zip(DEGREES, counts, strict=True) if count]
+        for counts in itertools.product(range(num_steps + 1), repeat=len(DEGREES))
+        if sum(counts) == num_steps
+    ]
+    in_time = [mix for mix in every if cost(mix)[1] <= available_s]
+    found = minimal_allocation(DEGREES, num_steps, available_s)
+    if not in_time:
+        assert not found
+        return
+    assert sum(count for _, count in found) == num_steps
+    assert cost(found)[1] <= available_s + 1e-6
+    widest = max(spec.size * seconds for spec, seconds in DEGREES)
+    assert cost(found)[0] <= min(cost(mix)[0] for mix in in_time) + widest
+    alone = minimal_allocation(DEGREES, num_steps, available_s, mixed=False)
+    assert len(alone) == 1 and cost(alone)[0] >= cost(found)[0] - 1e-9
+
+
+def test_two_degrees_cost_less_than_one() -> None:
+    assert minimal_allocation(DEGREES, 10, 8.0) == [(DEGREES[0], 5), (DEGREES[1], 5)]
+    assert minimal_allocation(DEGREES, 10, 8.0, mixed=False) == [(DEGREES[1], 10)]
+    assert minimal_allocation(DEGREES, 10, 2.9) == []
+
+
+def test_a_degree_that_gains_nothing_is_not_used() -> None:
+    flat = {ParallelSpec(1): 1.0, ParallelSpec(2): 1.0, ParallelSpec(4): 0.5}
+    assert [spec.size for spec, _ in useful_degrees(flat, 8)] == [1, 4]
+    assert [spec.size for spec, _ in useful_degrees(flat, 3)] == [1]
+
+
+def attainment(policy: Policy, workload: str, slo_scale: float) -> float:
+    """Over three traces of 100 requests at the rate of the evaluation."""
+    table = load_cost_table("flux-h100")
+    classes = workload_classes(PATTERNS[workload], TableCostModel(table), slo_scale=slo_scale)
+    met = 0
+    for seed in range(3):
+        trace = generate(PATTERNS[workload], classes, num_ranks=8, seed=seed, num_requests=100)
+        policy = type(policy)(**{name: getattr(policy, name) for name in POLICY_ARGS.get(policy.name, ())})
+        run = Simulator(policy, table, trace, SimulationOptions(8)).run()
+        met += sum(request.met_deadline() for request in run.requests)
+    return met / 300
+
+
+POLICY_ARGS = {"fcfs": ("group_size",)}
+
+
+@pytest.mark.parametrize("workload", ["tetriserve-uniform", "tetriserve-skewed"])
+@pytest.mark.parametrize("slo_scale", [1.0, 1.5])
+def test_it_meets_more_deadlines_than_rssp_and_that_more_than_any_fixed_degree(
+    workload: str, slo_scale: float
+) -> None:
+    fixed = max(attainment(Fcfs(size), workload, slo_scale) for size in (1, 2, 4, 8))
+    rssp = attainment(Rssp(), workload, slo_scale)
+    assert attainment(TetriServe(), workload, slo_scale) > rssp >= fixed
