@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace, profiler: "Profiler", table: "ProfileTable
                 if (kind := profiler.explore(shape, cfg)) is None:
                     bar.write("the model has no guidance that could be measured")
                     break
-                measure_kind(kind, args.batch, profiler, table, bar)
+                measure_kind(kind, sorted(set(args.batch)), profiler, table, bar)
     if not table.entries:
         raise ValueError(f"{args.model} has no guidance that could be measured: nothing is written")
     if samples.task_s:

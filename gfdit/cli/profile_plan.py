@@ -103,10 +103,8 @@ class Profiler:
         """Requests that change ranks at every step, as many as fit."""
         pairs = [(first, first + 1) for first in range(0, self.num_ranks - 1, 2)]
         scripts = [script_between(*pair) for pair in (pairs if self.effort.busy else pairs[:1])]
-        num_copies = 0
-        while num_copies < self.effort.min_reps:
+        for _ in range(0, self.effort.min_reps, len(scripts)):
             self.server.run(kind.shape, kind.cfg, STEPS_PER_REQUEST, scripts)
-            num_copies += len(scripts)
 
     def _seconds(self, key: CostKey) -> list[float]:
         return self.server.samples.task_s.get(key, [])

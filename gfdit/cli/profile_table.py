@@ -34,12 +34,12 @@ class ProfileTable:
             self._take_over(CostTable.load(path))
 
     def _take_over(self, table: CostTable) -> None:
-        for name, found, here in (
-            ("hardware", table.hardware, self.hardware),
-            ("source", table.source[: len(self.method)], self.method),
-        ):
-            if found != here:
-                raise ValueError(f"{self.path} has the {name} {found!r}, this is {here!r}: choose another --out")
+        if table.hardware != self.hardware:
+            raise ValueError(
+                f"{self.path} is of {table.hardware!r}, this is {self.hardware!r}: choose another --out"
+            )
+        if not table.source.startswith(self.method):
+            raise ValueError(f"{self.path} is from {table.source!r}, not {self.method!r}: choose another --out")
         self.entries = {_key_of(entry): entry for entry in table.entries}
         self.sizes = {(size.model, size.artifact, size.shape, size.cfg): size for size in table.artifacts}
         self.migration = table.migration_latency_s, table.migration_bytes_per_s

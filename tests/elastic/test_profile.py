@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,11 @@ def test_a_table_of_other_hardware_is_not_mixed_with_this(
 
     qwen_image_h20().save(tmp_path / "c.json")
     assert main([*command, *FLAGS]) == 2
-    assert "has the hardware '8 x NVIDIA H20', this is" in capsys.readouterr().err
+    assert "is of '8 x NVIDIA H20', this is" in capsys.readouterr().err
+    table = replace(qwen_image_h20(), hardware=profile.hardware())
+    table.save(tmp_path / "c.json")
+    assert main([*command, *FLAGS]) == 2
+    assert "not 'gfdit profile, all ranks busy': choose another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
