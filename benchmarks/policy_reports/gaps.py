@@ -22,6 +22,7 @@ from gfdit.sim.trace import TraceRequest
 NAME, TITLE = "gaps", "How far the policies are from what is possible"
 
 POLICIES = (
+    PolicyChoice("triage", name="triage"),
     PolicyChoice("edf", name="EDF"),
     PolicyChoice("edf", name="EDF, admission", admission="deadline"),
     PolicyChoice("tetriserve", name="TetriServe"),
