@@ -10,7 +10,7 @@ import argparse
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ KINDS = ("barrier", "gather", "all_to_all", "broadcast", "reduce", "send", "send
 SLOT_BYTES = 4096
 # What an allocator may still take after the first piece. A leak of 100 bytes in each of 100,000 is more.
 GROWTH_BYTES = 4 * 2**20
+Prepare = Callable[[GroupFreeComm, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,11 @@ class Piece:
     num_open_files: int
 
 
-def soak(comm: GroupFreeComm, seed: int, num_operations: int, stalls: bool) -> int:
-    """The same random program in every rank; each runs the operations it is part of and checks the bytes."""
+def soak(comm: GroupFreeComm, seed: int, num_operations: int, stalls: bool, prepare: Prepare | None = None) -> int:
+    """The same random program in every rank; each runs the operations it is part of and checks the bytes.
+
+    ``prepare`` is called before each of them, with a number that is the same in all members.
+    """
     plan, pace = random.Random(seed), random.Random(seed * 100 + comm.rank)
     performed = 0
     for step in range(num_operations):
@@ -46,6 +50,8 @@ def soak(comm: GroupFreeComm, seed: int, num_operations: int, stalls: bool) -> i
         if comm.rank in ranks:
             if stalls and pace.random() < 0.05:
                 time.sleep(pace.random() * 2e-3)
+            if prepare is not None:
+                prepare(comm, seed * 100_000 + step)
             perform(comm, kind, ranks, num_bytes, seed * 100_000 + step)
             performed += 1
     return performed
@@ -85,14 +91,19 @@ def perform(comm: GroupFreeComm, kind: str, ranks: tuple[int, ...], num_bytes: i
 
 
 def soak_in_pieces(
-    comm: GroupFreeComm, seed: int, num_collectives: int, piece_size: int, stalls: bool = False
+    comm: GroupFreeComm,
+    seed: int,
+    num_collectives: int,
+    piece_size: int,
+    stalls: bool = False,
+    prepare: Prepare | None = None,
 ) -> list[Piece]:
     """One ``Piece`` after each ``piece_size`` collectives of the world, the last one possibly shorter."""
     pieces: list[Piece] = []
     performed, begin_s = 0, time.monotonic()
     for done in range(0, num_collectives, piece_size):
         size = min(piece_size, num_collectives - done)
-        performed += soak(comm, seed * 1000 + len(pieces), size, stalls)
+        performed += soak(comm, seed * 1000 + len(pieces), size, stalls, prepare)
         pieces.append(Piece(performed, _resident_bytes(), _num_open_files()))
         if comm.rank == 0:
             elapsed_s = time.monotonic() - begin_s
@@ -116,6 +127,20 @@ def _num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def report(by_rank: Sequence[Sequence[Piece]], num_collectives: int) -> None:
+    """Prints what each rank did and holds. Raises AssertionError if anything grew or was left behind."""
+    for rank, pieces in enumerate(by_rank):
+        first, last = pieces[0], pieces[-1]
+        growth_kib = (last.resident_bytes - first.resident_bytes) / 1024
+        print(
+            f"rank {rank}: took part in {last.num_performed:,}; memory {growth_kib:+.0f} KiB and open files "
+            f"{last.num_open_files - first.num_open_files:+d} since the first piece"
+        )
+        check_growth(rank, pieces)
+    assert not heap_files()
+    print(f"{num_collectives:,} collectives on {len(by_rank)} ranks: 0 mismatches, nothing left behind")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--collectives", type=int, default=100_000)
@@ -133,16 +158,7 @@ def main() -> None:
         slot_bytes=SLOT_BYTES,
         timeout_s=args.timeout_s,
     )
-    for rank, pieces in enumerate(by_rank):
-        first, last = pieces[0], pieces[-1]
-        growth_kib = (last.resident_bytes - first.resident_bytes) / 1024
-        print(
-            f"rank {rank}: took part in {last.num_performed:,}; memory {growth_kib:+.0f} KiB and open files "
-            f"{last.num_open_files - first.num_open_files:+d} since the first piece"
-        )
-        check_growth(rank, pieces)
-    assert not heap_files()
-    print(f"{args.collectives:,} collectives on {args.ranks} ranks: 0 mismatches, nothing left behind")
+    report(by_rank, args.collectives)
 
 
 if __name__ == "__main__":
