@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def check_case(comm: GroupFreeComm, ranks: tuple[int, ...], case: Case, key: int
         for position, length in enumerate(tokens)
     ]
     even = len(set(tokens)) == len(set(units)) == 1
-    options = {} if even else {"tokens": tokens, "heads": [unit * min(unit_heads) for unit in units]}
+    options: dict[str, Any] = {} if even else {"tokens": tokens, "heads": [unit * min(unit_heads) for unit in units]}
     scattered = comm.scatter_heads(inputs[me], group, **options)
     for number, heads in enumerate(unit_heads):
         whole = torch.cat([of_member[number] for of_member in inputs], dim=1)
@@ -38,7 +39,7 @@ def check_case(comm: GroupFreeComm, ranks: tuple[int, ...], case: Case, key: int
         again = comm.scatter_heads([_restrided(inputs[me][number])], group, **options, out=[room[:, 2:-1]])
         assert same_bits(again[0], wanted), f"strided scatter {case} in {ranks}"
         assert same_bits(room[:, :2], stale(tuple(room[:, :2].shape), dtype)), "wrote outside"
-        heads_of = {} if even else {"tokens": tokens, "heads": [unit * heads for unit in units]}
+        heads_of: dict[str, Any] = {} if even else {"tokens": tokens, "heads": [unit * heads for unit in units]}
         back = comm.gather_heads(scattered[number], group, **heads_of)
         assert same_bits(back, inputs[me][number]), f"gather {case} in {ranks}"
     replicated = comm.gather_heads(
