@@ -268,8 +268,10 @@ class Simulator:
         if seconds == 0:
             return  # lost before it began
         run.num_tasks += len(command.tasks)
-        run.first_start_s = min(run.first_start_s, execution.start_s)
-        run.last_end_s = max(run.last_end_s, execution.end_s)
+        if execution.start_s < run.first_start_s:
+            run.first_start_s = execution.start_s
+        if execution.end_s > run.last_end_s:
+            run.last_end_s = execution.end_s
         share_s = seconds * len(layout.ranks) / len(command.tasks)
         for task in command.tasks:
             self._requests[task.request_id].rank_seconds += share_s

@@ -304,7 +304,7 @@ class ControlPlane:
     def _dispatch(self, dispatch: Dispatch) -> None:
         layout = dispatch.layout
         views = tuple([self.state.ready.by_id[name] for name in dispatch.tasks])
-        tasks = tuple([self.state.task(name) for name in dispatch.tasks])
+        tasks = tuple([self.state.requests[view.request_id].offered[view.id] for view in views])
         busy_until_s = self._now_s + self.cost.task_s(views[0], layout, len(tasks))
         migrations = [self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, layout)]
         if migrations:

@@ -53,7 +53,8 @@ def check_dispatch(
             raise broken(f"{name} is not ready")
     _check_ranks(dispatch.layout, ranks, broken)
     tasks = [ready[name] for name in dispatch.tasks]
-    _check_batch(tasks, broken)
+    if len(tasks) > 1:
+        _check_batch(tasks, broken)
     for task in tasks:
         if dispatch.layout.parallel not in task.candidates:
             allowed = ", ".join(map(str, task.candidates))
@@ -66,16 +67,16 @@ def check_dispatch(
 def _check_ranks(
     layout: ExecutionLayout, ranks: Mapping[int, RankView], broken: Callable[[str], PolicyError]
 ) -> None:
-    spec = layout.parallel
-    if min(spec.sp, spec.cfg) < 1 or spec.size != len(layout.ranks):
-        raise broken(f"sp x cfg must equal the number of ranks, got {spec.sp} x {spec.cfg} on {len(layout.ranks)}")
-    if len(set(layout.ranks)) != len(layout.ranks):
+    sp, cfg, num_ranks = layout.parallel.sp, layout.parallel.cfg, len(layout.ranks)
+    if sp < 1 or cfg < 1 or sp * cfg != num_ranks:
+        raise broken(f"sp x cfg must equal the number of ranks, got {sp} x {cfg} on {num_ranks}")
+    if num_ranks > 1 and len(set(layout.ranks)) != num_ranks:
         raise broken(f"a rank is named twice in {layout.ranks}")
     for rank in layout.ranks:
-        if rank not in ranks:
+        if (view := ranks.get(rank)) is None:
             raise broken(f"rank {rank} does not exist or is lost, ranks: {sorted(ranks)}")
-        if ranks[rank].running_request is not None:
-            raise broken(f"rank {rank} is busy with request {ranks[rank].running_request}")
+        if view.running_request is not None:
+            raise broken(f"rank {rank} is busy with request {view.running_request}")
 
 
 def _check_batch(tasks: list[TaskView], broken: Callable[[str], PolicyError]) -> None:

@@ -54,9 +54,6 @@ class ClusterState:
 
     # Tasks and artifacts
 
-    def task(self, task_id: str) -> Task:
-        return self.requests[self.ready.by_id[task_id].request_id].offered[task_id]
-
     def offer_ready(self, record: RequestRecord) -> None:
         """Make every unblocked task ready."""
         for task in record.unblocked:
