@@ -33,15 +33,15 @@ class TaskView:
     @classmethod
     def of(cls, request: Request, task: Task, artifacts: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> TaskView:
         return cls(
-            id=task.id,
-            request_id=request.id,
-            model=request.model,
-            kind=task.kind,
-            step_index=task.step_index,
-            shape=request.shape,
-            cfg=request.cfg,
-            candidates=task.candidates,
-            artifacts=artifacts,
+            task.id,
+            request.id,
+            request.model,
+            task.kind,
+            task.step_index,
+            request.shape,
+            request.cfg,
+            task.candidates,
+            artifacts,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -49,7 +50,7 @@ class RequestRecord:
     waiting: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)
     candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps
-    tasks_left: dict[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
+    tasks_left: Mapping[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
     steps_done: int = 0
     last_layout: ExecutionLayout | None = None
     offered: dict[str, Task] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class RequestRecord:
         self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
         self.candidates = next((task.candidates for task in tasks if task.kind is TaskKind.DENOISE), (SINGLE,))
-        self.tasks_left = dict(Counter(task.kind for task in tasks))
+        self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
 
     def place(self, task_id: str) -> tuple[int, int]:
         """Where a task stands among all that are ready."""
@@ -90,7 +91,7 @@ class RequestRecord:
             request.priority,
             request.slo_class,
             self.candidates,
-            MappingProxyType(self.tasks_left),
+            self.tasks_left,
             self.last_layout,
             bool(self.running),
         )

@@ -134,7 +134,8 @@ class ClusterState:
         del record.offered[task.id]
         record.num_finished += 1
         record.steps_done += task.kind is TaskKind.DENOISE
-        record.tasks_left = record.tasks_left | {task.kind: record.tasks_left[task.kind] - 1}
+        left = record.tasks_left
+        record.tasks_left = MappingProxyType({**left, task.kind: left[task.kind] - 1})
         self._refresh(record)
         return freed
 
