@@ -14,6 +14,7 @@ from gfdit.observe.provenance import machine, provenance
 
 HEAPS = ("shared_memory", "local", "torch_symmetric", "interpreted")
 DEFAULT_SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
+INTERPRETED_SIZES = {"slot_bytes": 64 << 10, "low_latency_bytes": 4 << 10, "export_bytes": 64 << 10}
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     sizes = [parse_bytes(text) for text in args.sizes]
     options: dict[str, Any] = {"device": args.device} if args.heap == "local" else {}
     if has_kernels:
-        options |= DEVICE_SIZES | {"selector_table": str(args.table or "")}
+        sizes_of_heap = INTERPRETED_SIZES if args.heap == "interpreted" else DEVICE_SIZES
+        options |= {**sizes_of_heap, "selector_table": str(args.table or "")}
     source = provenance(sys.argv)
     by_rank = spawn(
         measure_rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 import weakref
@@ -74,12 +75,14 @@ class HostClock:
 
     def __init__(self) -> None:
         self.word = torch.zeros(1, dtype=torch.int64)
-        self.word[0] = time.monotonic_ns()
+        # Not through torch: a thread that is in its C++ code when the process ends takes the process down.
+        self.now_ns = ctypes.c_int64.from_address(self.word.data_ptr())
+        self.now_ns.value = time.monotonic_ns()
         threading.Thread(target=_tick, args=(weakref.ref(self),), daemon=True, name="gfdit-clock").start()
 
 
 def _tick(clock: weakref.ref[HostClock]) -> None:
     while (alive := clock()) is not None:
-        alive.word[0] = time.monotonic_ns()
+        alive.now_ns.value = time.monotonic_ns()
         del alive
         time.sleep(_CLOCK_TICK_S)

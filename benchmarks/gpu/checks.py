@@ -1,0 +1,87 @@
+"""Everything that is checked, by name, each a function that returns what it did or raises."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.gpu import failures, graphs, operations
+from benchmarks.gpu.controls import CONTROLS, run_controls
+from benchmarks.gpu.ranks import Where
+from gfdit.comm.choice import Path
+
+# On a GPU a failure is noticed at once; an interpreted poll takes milliseconds, on a busy machine many.
+GPU_LATE_S, INTERPRETED_LATE_S = 0.1, 10.0
+
+Check = Callable[[], str]
+
+
+def all_checks(where: Where, quick: bool) -> Iterator[tuple[str, Check]]:
+    """With ``quick`` some sizes, paths and lengths are left out, but no kind of check."""
+    yield from _data_checks(where, quick)
+    times = 5 if quick else 50
+    num_bytes = 3000 if where.on_gpu else 300
+    yield "graph capture", lambda: " ".join(set(where.run(graphs.replays, num_bytes, times)))
+    late_s, timeout_s = (GPU_LATE_S, 0.5) if where.on_gpu else (INTERPRETED_LATE_S, 1.0)
+    yield "timeout", lambda: _first(_failing(where, failures.timeout, timeout_s, late_s, timeout_s=timeout_s))
+    yield "mismatch", lambda: _first(_failing(where, failures.mismatch))
+    yield "abort", lambda: _first(_failing(where, failures.abort, late_s))
+    yield "reset, again and again", lambda: _first(_failing(where, failures.repeated, 2 if quick else 20))
+    yield "negative controls", lambda: controls(where, quick)
+
+
+def _data_checks(where: Where, quick: bool) -> Iterator[tuple[str, Check]]:
+    if where.on_gpu:
+        sizes: tuple[int, ...] = (1, 37, 1000, 4096, 5000, 65_536 + 257, 300_000)
+        path_sizes: tuple[int, ...] = (1, 16, 4000, 4096, 12_345, 200_000, 1 << 20)
+    else:
+        sizes, path_sizes = (37, 900), (1, 1040) if quick else (1, 16, 1040, 9001)
+    largest = 2 if quick and not where.on_gpu else 4
+    yield (
+        f"ordered subsets of up to {largest} ranks",
+        lambda: _counted(where.run(operations.ordered_subsets, largest, sizes)),
+    )
+    for path in Path:
+        if quick and not where.on_gpu and path not in (Path.BARRIER, Path.LOW_LATENCY, Path.PUSH):
+            continue
+        for num_programs in (1, 8) if where.on_gpu else (1,):
+            name = f"path {path}, {num_programs} program{'s' * (num_programs > 1)}"
+            yield name, partial(_path, where, path, num_programs, path_sizes)
+    yield "uneven parts", lambda: _counted(where.run(operations.uneven_check))
+    elements = (1, 1000, 100_000) if where.on_gpu else (1, 100)
+    yield "sums and heads", lambda: _counted(where.run(operations.sums_and_heads, elements))
+    length = 2000 if where.on_gpu and not quick else 40
+    yield (
+        "random operations on two lanes",
+        lambda: _counted(where.run(operations.random_sequence, 7, length, sizes)),
+    )
+
+
+def _path(where: Where, path: Path, num_programs: int, sizes: tuple[int, ...]) -> str:
+    return _first(where.run(operations.path_check, path, num_programs, sizes))
+
+
+def controls(where: Where, quick: bool) -> str:
+    """Every mutant must be seen to fail, and the real kernels with the same stalls must not."""
+    chosen = [CONTROLS[0], *CONTROLS[2:4]] if quick and not where.on_gpu else CONTROLS
+    told = run_controls(where, chosen)
+    for control, text in zip(chosen, told, strict=True):
+        if (text != "ok") != control.must_fail:
+            raise AssertionError(f"{control.name}: {text}")
+    return ", ".join(f"{control.name}: {text}" for control, text in zip(chosen, told, strict=True))
+
+
+def _failing(where: Where, fn: Callable[..., str], *args: object, timeout_s: float = 20.0) -> list[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        return where.run(fn, directory, *args, num_ranks=4, comm_timeout_s=timeout_s)
+
+
+def _counted(counts: list[int]) -> str:
+    if not all(counts):
+        raise AssertionError(f"some ranks checked nothing: {counts}")
+    return f"{sum(counts)} results right"
+
+
+def _first(told: list[str]) -> str:
+    return next((text for text in told if text), "")
