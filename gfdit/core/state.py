@@ -134,8 +134,8 @@ class ClusterState:
         del record.offered[task.id]
         record.num_finished += 1
         record.steps_done += task.kind is TaskKind.DENOISE
-        left = record.tasks_left
-        record.tasks_left = MappingProxyType({**left, task.kind: left[task.kind] - 1})
+        counts = record.tasks_left
+        record.tasks_left = MappingProxyType({**counts, task.kind: counts[task.kind] - 1})
         self._refresh(record)
         return freed
 
