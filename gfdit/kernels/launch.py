@@ -50,7 +50,8 @@ class Launcher:
         """Compile and load these for the current GPU; from now on others are late. Returns how many were new."""
         with self._lock:
             new = {key: variant for variant in variants if (key := _key_of(variant)) not in self._ready}
-            self._ready.update(zip(new, self._prepare(list(new.values())), strict=True))
+            if new:
+                self._ready.update(zip(new, self._prepare(list(new.values())), strict=True))
             self._is_warm = True
         return len(new)
 

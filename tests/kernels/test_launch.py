@@ -23,6 +23,7 @@ class RecordingLoader:
         self.enqueued: list[tuple[int, tuple[object, ...]]] = []
 
     def __call__(self, variants: Sequence[Any]) -> list[Any]:
+        assert variants
         self.loaded += variants
         return [lambda num_programs, arguments: self.enqueued.append((num_programs, arguments))] * len(variants)
 
@@ -35,6 +36,7 @@ def warm_launcher(*, strict: bool = False):
     launcher = Launcher(loader, strict=strict)
     num_variants = launcher.warm_up(all_variants(8, ptx=True))
     assert num_variants == len(loader.loaded) == len(set(loader.loaded)) > 0
+    assert launcher.warm_up(all_variants(8, ptx=True)) == 0
     return launcher, loader
 
 
