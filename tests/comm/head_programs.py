@@ -27,7 +27,9 @@ def check_case(comm: GroupFreeComm, ranks: tuple[int, ...], case: Case, key: int
         for position, length in enumerate(tokens)
     ]
     even = len(set(tokens)) == len(set(units)) == 1
-    options: dict[str, Any] = {} if even else {"tokens": tokens, "heads": [unit * min(unit_heads) for unit in units]}
+    options: dict[str, Any] = (
+        {} if even else {"tokens": tokens, "heads": [unit * min(unit_heads) for unit in units]}
+    )
     scattered = comm.scatter_heads(inputs[me], group, **options)
     for number, heads in enumerate(unit_heads):
         whole = torch.cat([of_member[number] for of_member in inputs], dim=1)
