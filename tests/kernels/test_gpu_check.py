@@ -20,14 +20,13 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slice_of_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    only = ["uneven", "push", "graph", "timeout", "controls"]
+    only = ["uneven", "graph", "timeout", "controls"]
     assert gpu_check.main([*SLICE, "--only", *only, "--out", str(tmp_path)]) == 0, capsys.readouterr().out
     paths = sorted(tmp_path.iterdir())
     assert [path.suffix for path in paths] == [".json", ".md"]
     assert all(path.name.startswith("gpu_check_interpreted_") for path in paths)
     report, text = json.loads(paths[0].read_text()), paths[1].read_text()
     assert [check["name"].split()[0] for check in report["checks"]] == [
-        "path",
         "uneven",
         "graph",
         "timeout",
