@@ -21,6 +21,7 @@ class Edf:
     """
 
     name = "edf"
+    run_ahead = True
     queue_order = "deadline"
 
     def schedule(self, view: SchedulerView) -> Decision:

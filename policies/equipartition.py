@@ -33,6 +33,7 @@ class Equipartition:
 
     max_sp: int | None = None
     name = "equipartition"
+    run_ahead = True
 
     def __post_init__(self) -> None:
         if self.max_sp is not None and self.max_sp < 1:

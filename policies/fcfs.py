@@ -21,6 +21,7 @@ class Fcfs:
 
     group_size: int = 1
     name = "fcfs"
+    run_ahead = True
 
     def __post_init__(self) -> None:
         if self.group_size < 1:

@@ -18,6 +18,7 @@ class RandomLayout:
 
     seed: int = 0
     name = "random-layout"
+    run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
         free = {rank.id: rank for rank in view.ranks if rank.running_request is None}

@@ -25,6 +25,7 @@ class Rssp:
 
     min_efficiency: float = 0.4
     name = "rssp"
+    run_ahead = True
     _held: dict[str, ExecutionLayout] = field(default_factory=dict, init=False, repr=False)
     _widest_needed: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # by model
     _estimates: Estimates = field(default_factory=Estimates, init=False, repr=False)

@@ -20,6 +20,7 @@ class Srtf:
 
     parallelism: Literal["sp1", "widest"] = "sp1"
     name = "srtf"
+    run_ahead = True
     queue_order = "shortest"
 
     def __post_init__(self) -> None:

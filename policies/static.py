@@ -18,6 +18,7 @@ class Static:
     """
 
     name = "static"
+    run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
         oldest = next((r for r in view.requests.values() if widest(r.candidates, _num_able(r, view))), None)

@@ -121,7 +121,7 @@ class SteadyState(Simulator):
             factor * kind.service_s,
         )
 
-    def _tell(self, event: ev.Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         started_s = time.thread_time()
         commands = self._control.handle(event, self._now_s)
         self._handled_s += time.thread_time() - started_s
@@ -144,6 +144,7 @@ class SteadyState(Simulator):
 class _TimedPolicy:
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
+        self.run_ahead = getattr(policy, "run_ahead", False)
         self.decisions_s: list[float] = []
         self.latencies_s: list[float] = []
         self._policy = policy

@@ -32,7 +32,7 @@ class Copy:
 class Devices:
     """Each rank has a lane for tasks and one for copies, which overlap. Lanes work in the order of commands.
 
-    The control plane never queues tasks, so their lane needs no order.
+    The only task that waits behind another is one that was queued behind it.
     """
 
     def __init__(self, options: SimulationOptions) -> None:
@@ -41,7 +41,6 @@ class Devices:
         self._executions: dict[int, Execution] = {}
         self._copies: dict[int, Copy] = {}
         self._copies_end_s = [0.0] * options.num_ranks
-        self._last_on: dict[int, Execution] = {}
 
     def copy(self, command: cmd.Migrate, seconds: float, now_s: float) -> Copy:
         """Its source and destinations are at it together, once each is done with its copies so far."""
@@ -54,8 +53,10 @@ class Devices:
         return copy
 
     def execute(self, command: cmd.RunTask, seconds: float, now_s: float) -> Execution:
-        """``seconds`` at full speed, once its copies are there."""
-        start_s = now_s if self._was_queued(command, now_s) else now_s + self._options.dispatch_latency_s
+        """``seconds`` at full speed, once its copies are there and what it is queued behind has ended."""
+        start_s = now_s + self._options.dispatch_latency_s
+        if (before := self._before(command)) is not None:
+            start_s = max(start_s, before.end_s)
         for migration in command.migrations:
             start_s = max(start_s, self._copies[migration.migration_id].end_s)
         end_s = start_s + seconds
@@ -66,10 +67,15 @@ class Devices:
         return execution
 
     def finish(self, execution: Execution) -> bool:
-        """False if a lost rank has ended it before."""
-        if self._executions.pop(execution.command.dispatch_id, None) is None:
+        """False if a lost rank has ended it before, or it was withdrawn."""
+        return self._executions.pop(execution.command.dispatch_id, None) is not None
+
+    def withdraw(self, dispatch_id: int) -> bool:
+        """Forget a queued execution; False if it has begun."""
+        execution = self._executions.get(dispatch_id)
+        if execution is None or self._before(execution.command) is None:
             return False
-        self._last_on[execution.command.layout.ranks[0]] = execution
+        del self._executions[dispatch_id]
         return True
 
     def finish_copy(self, copy: Copy) -> bool:
@@ -77,13 +83,17 @@ class Devices:
         return self._copies.pop(copy.command.migration_id, None) is not None
 
     def lose(self, rank: int, now_s: float) -> tuple[list[Execution], list[Copy]]:
-        """What ends now without success: what ``rank`` takes part in, and what waits for a copy that it does."""
+        """What ends now without success: what ``rank`` takes part in, and what waits for a copy that it does.
+
+        What is queued behind another execution has not begun: the control plane withdraws it.
+        """
         copies = [copy for copy in self._copies.values() if rank in copy.command.ranks]
         broken = {copy.command for copy in copies}
         executions = [
             execution
             for execution in self._executions.values()
-            if rank in execution.command.layout.ranks or not broken.isdisjoint(execution.command.migrations)
+            if (rank in execution.command.layout.ranks or not broken.isdisjoint(execution.command.migrations))
+            and self._before(execution.command) is None
         ]
         for copy in copies:
             copy.end_s = now_s
@@ -94,14 +104,6 @@ class Devices:
         self._copies_end_s[rank] = now_s
         return executions, copies
 
-    def _was_queued(self, command: cmd.RunTask, now_s: float) -> bool:
-        """A control plane that runs ahead would have queued the dispatch behind the one that has just ended."""
-        if not self._options.run_ahead or command.migrations:
-            return False
-        last = self._last_on.get(command.layout.ranks[0])
-        return (
-            last is not None
-            and last.end_s == now_s
-            and last.command.layout == command.layout
-            and [task.request_id for task in last.command.tasks] == [task.request_id for task in command.tasks]
-        )
+    def _before(self, command: cmd.RunTask) -> Execution | None:
+        """What ``command`` is queued behind and still has to wait for."""
+        return None if command.after is None else self._executions.get(command.after)

@@ -12,9 +12,8 @@ from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_s
 class SimulationOptions:
     """``jitter`` is the relative spread of task times around the table's, ``seed`` that of its draws.
 
-    A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 at once, if it is the next of the
-    requests that ran last on its layout and has nothing to wait for: a control plane that runs ahead would have
-    queued it behind the running one. ``check_every_event`` checks the control plane's bookkeeping after every
+    A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 the next one may have been queued
+    behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping after every
     event, not only at the end. Raises ``ValueError`` for numbers out of range and ranks that do not exist.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -102,9 +103,10 @@ class Simulator:
             self._graphs.check(request.request())
         models = frozenset(request.model for request in trace)
         ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
-        self._control = ControlPlane(policy, ranks, TableCostModel(table))
+        self._control = ControlPlane(policy, ranks, TableCostModel(table), run_ahead=options.run_ahead)
         self._devices = Devices(options)
         self._lost: set[int] = set()
+        self._withdrawn: deque[int] = deque()  # dispatches that the control plane has still to hear of
         self._requests = {request.id: SimulatedRequest(request) for request in trace}
         self._result = SimulationRun(policy.name, options.num_ranks, list(self._requests.values()))
         self._now_s = 0.0
@@ -114,6 +116,7 @@ class Simulator:
         self._num_wake_ups = 0
         self._emitters: dict[type, Callable[[Any], None]] = {
             cmd.RunTask: self._run_task,
+            cmd.WithdrawTask: self._withdraw,
             cmd.Migrate: self._migrate,
             cmd.FreeArtifacts: lambda command: None,
             cmd.ResetEdges: self._reset_edges,
@@ -151,6 +154,12 @@ class Simulator:
         heapq.heappush(self._queue, (time_s, self._num_queued, happen, what))
 
     def _tell(self, event: ev.Event) -> None:
+        """Hand an event in, and what follows from it at once."""
+        self._handle(event)
+        while self._withdrawn or self._control.wants_to_look_ahead:
+            self._handle(ev.TaskWithdrawn(self._withdrawn.popleft()) if self._withdrawn else ev.LookAhead())
+
+    def _handle(self, event: ev.Event) -> None:
         for command in self._control.handle(event, self._now_s):
             self._emitters[type(command)](command)
         if self._options.check_every_event:
@@ -248,6 +257,10 @@ class Simulator:
             seconds *= jitter_factor(self._options.jitter, f"{self._options.seed} {view.id}")
         execution = self._devices.execute(command, seconds, self._now_s)
         self._at(execution.end_s, self._finish, execution)
+
+    def _withdraw(self, command: cmd.WithdrawTask) -> None:
+        if self._devices.withdraw(command.dispatch_id):
+            self._withdrawn.append(command.dispatch_id)
 
     def _reset_edges(self, command: cmd.ResetEdges) -> None:
         self._at(self._now_s + self._options.dispatch_latency_s, self._finish_reset, command)

@@ -33,6 +33,7 @@ class DeadlineAdmission:
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self.queue_order: QueueOrder = getattr(policy, "queue_order", "arrival")
+        self.run_ahead = getattr(policy, "run_ahead", False)
         self._policy = policy
         self._estimates = Estimates()
 

@@ -29,6 +29,10 @@ class RunTask:
 
     A rank first waits for the ``migrations`` it takes part in, which were emitted before; it drops the
     artifacts in ``consumes`` once the task has run: no later task reads them.
+
+    With ``after``, the dispatch that runs on these ranks now, the task is queued behind it: a rank goes on to it
+    without a word from the control plane, unless ``after`` failed there or the task was withdrawn. The ranks
+    must agree on that (see :class:`WithdrawTask`).
     """
 
     dispatch_id: int
@@ -36,6 +40,19 @@ class RunTask:
     layout: ExecutionLayout
     migrations: tuple[Migrate, ...] = ()
     consumes: tuple[str, ...] = ()
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawTask:
+    """Take a queued task back, unless a rank has begun it: then it runs on all of them.
+
+    The first claim decides, of a rank to begin it or of this command, and it decides for every rank: a group of
+    which some run a task and others skip it would wait for ever. The driver answers with
+    :class:`~events.TaskWithdrawn` if no rank will run it, and with nothing if it came too late.
+    """
+
+    dispatch_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,7 @@ class WakeAt:
 Command = (
     Migrate
     | RunTask
+    | WithdrawTask
     | FreeArtifacts
     | ResetEdges
     | StartRequest

@@ -18,6 +18,7 @@ from typing import Any
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.look_ahead import LookAhead, NextStep
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, SchedulerView
 from gfdit.core.records import DispatchRecord, RankRecord, RequestRecord
 from gfdit.core.rules import check_decision, check_dispatch
@@ -28,10 +29,18 @@ from gfdit.core.tasks import Task
 class ControlPlane:
     """Owns every request from arrival to its one terminal command."""
 
-    def __init__(self, policy: Policy, ranks: Iterable[RankRecord], cost: CostModel) -> None:
+    def __init__(
+        self, policy: Policy, ranks: Iterable[RankRecord], cost: CostModel, *, run_ahead: int = 0
+    ) -> None:
+        """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
+        with 0 every step waits for a decision. Raises ``ValueError`` for another number.
+        """
+        if run_ahead not in (0, 1):
+            raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
         self.state = ClusterState(ranks)
+        self._look_ahead = LookAhead(policy, self.state, cost, enabled=run_ahead > 0)
         self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
         self._now_s = 0.0
         self._out: list[cmd.Command] = []
@@ -43,7 +52,8 @@ class ControlPlane:
             ev.RequestArrived: self._on_arrived,
             ev.RequestCancelled: self._on_cancelled,
             ev.TaskDispatched: lambda event: False,
-            ev.TaskStarted: lambda event: False,
+            ev.TaskStarted: self._on_started,
+            ev.TaskWithdrawn: self._on_withdrawn,
             ev.TaskFinished: self._on_finished,
             ev.TaskFailed: self._on_failed,
             ev.MigrationFinished: self._on_migrated,
@@ -51,6 +61,7 @@ class ControlPlane:
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
             ev.WakeUp: lambda event: True,
+            ev.LookAhead: self._on_look_ahead,
         }
 
     def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
@@ -62,8 +73,14 @@ class ControlPlane:
         self._now_s = now_s
         self._out = []
         if self._handlers[type(event)](event):
+            self._look_ahead.outdate()
             self._schedule()
         return self._out
+
+    @property
+    def wants_to_look_ahead(self) -> bool:
+        """Whether a :class:`~events.LookAhead` would be of use, once nothing more urgent is to be handed in."""
+        return self._look_ahead.next_due() is not None
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
@@ -112,19 +129,34 @@ class ControlPlane:
         self._end(record, cmd.CancelRequest(event.request_id))
         return True
 
+    def _on_started(self, event: ev.TaskStarted) -> bool:
+        self._note_begun(event.dispatch_id)
+        return False
+
     def _on_finished(self, event: ev.TaskFinished) -> bool:
+        self._note_begun(event.dispatch_id)
         if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
             return False
         dispatch.seconds = max(dispatch.seconds, event.seconds)
         return self._close_if_done(dispatch)
 
     def _on_failed(self, event: ev.TaskFailed) -> bool:
+        self._note_begun(event.dispatch_id)
+        return self._fail(event)
+
+    def _fail(self, event: ev.TaskFailed) -> bool:
         if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
             return False
         if dispatch.error is None or (dispatch.secondary and not event.secondary):
             dispatch.error, dispatch.status_code = event.error, event.status_code
             dispatch.secondary = event.secondary
+        self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
+
+    def _note_begun(self, dispatch_id: int) -> None:
+        """A rank has begun a dispatch: too late to take it back."""
+        if dispatch := self.state.dispatches.get(dispatch_id):
+            dispatch.begun, dispatch.withdrawing = True, False
 
     def _report(self, dispatch_id: int, rank: int) -> DispatchRecord | None:
         """Note that ``rank`` is done with a dispatch; None for a late or repeated report."""
@@ -164,7 +196,7 @@ class ControlPlane:
             self._on_migrated(ev.MigrationFinished(migration_id, event.rank))
         orphans = self.state.drop_rank(event.rank)
         for dispatch_id in list(self.state.dispatches):
-            self._on_failed(ev.TaskFailed(dispatch_id, event.rank, message, status_code=503))
+            self._fail(ev.TaskFailed(dispatch_id, event.rank, message, status_code=503))
         for request_id in orphans:
             if record := self.state.requests.get(request_id):
                 self._end(record, cmd.FailRequest(request_id, message, status_code=503))
@@ -179,15 +211,21 @@ class ControlPlane:
     # Completion
 
     def _close_if_done(self, dispatch: DispatchRecord) -> bool:
-        """End a dispatch on which every rank has reported; False if one has not."""
-        if dispatch.waiting_for:
+        """End a dispatch on which every rank has reported; False if one has not.
+
+        Ranks that report out of order may be done with a dispatch before the one that it is queued behind.
+        """
+        if dispatch.waiting_for or dispatch.behind is not None:
             return False
         failed = dispatch.error is not None
-        present = dispatch.members
+        follower = self.state.follower(dispatch)
         self.state.release(dispatch)
-        if failed and len(present) > 1:
-            # A member may have stopped in the middle of a collective: its edges are out of step.
-            self._reset_edges(present)
+        # If it has failed, a member may have stopped in the middle of a collective: its edges are out of step.
+        if failed or dispatch.out_of_step:
+            if follower is None:
+                self._reset_edges(dispatch.members)
+            else:
+                self._doom(follower, dispatch)
         if not failed:
             self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
         for task in dispatch.tasks:
@@ -197,9 +235,19 @@ class ControlPlane:
                 self._out.extend(self.state.finish_task(record, task, dispatch))
             elif record.ending is None:
                 record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
+        if follower is not None:
+            self.state.promote(follower, self._now_s)
         for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
             self._settle(self.state.requests[request_id])
+        if follower is not None:
+            self._close_if_done(follower)
         return True
+
+    def _doom(self, follower: DispatchRecord, failed: DispatchRecord) -> None:
+        """A rank may have begun ``follower``, whose inputs do not exist: it fails too, and edges wait for it."""
+        follower.out_of_step = True
+        if follower.error is None:
+            follower.error, follower.status_code, follower.secondary = failed.error, failed.status_code, True
 
     def _settle(self, record: RequestRecord) -> None:
         """End the request if it is over, else offer its next tasks."""
@@ -214,6 +262,8 @@ class ControlPlane:
         """Emit the terminal command and free everything, once no task of the request runs any more."""
         record.ending = record.ending or terminal
         self.state.withdraw_ready(record)
+        for dispatch_id in record.running:
+            self._withdraw_follower(self.state.dispatches[dispatch_id])
         if record.running:
             return
         if freed := self.state.remove(record):
@@ -221,11 +271,64 @@ class ControlPlane:
         self._out.append(record.ending)
 
     def _reset_edges(self, ranks: tuple[int, ...]) -> None:
+        """Nothing to do for a single rank: it has no edges."""
+        if len(ranks) < 2:
+            return
         reset_id = self._new_id()
         self._resets[reset_id] = (set(ranks), ranks)
         for rank in ranks:
             self.state.ranks.reset(rank, reset_id)
         self._out.append(cmd.ResetEdges(reset_id, ranks))
+
+    # Running ahead
+
+    def _on_look_ahead(self, event: ev.LookAhead) -> bool:
+        """Ask the policy about the step after one that runs; queue it, leave it queued or take it back."""
+        if (running := self._look_ahead.next_due()) is None:
+            return False
+        following = None
+        try:
+            if following := self._look_ahead.ask(running, self._now_s):
+                expected_s = self.cost.task_s(following.views[0], running.layout, len(following.tasks))
+        except Exception as error:
+            # Nobody is harmed: the policy is asked again when the step has ended.
+            self._out.append(cmd.ReportFault(self._fault(error)))
+        if (follower := self.state.follower(running)) is not None:
+            if following is None or following.tasks != follower.tasks:
+                self._withdraw_follower(running)
+        elif following is not None:
+            self._queue(following, running, expected_s)
+        return False
+
+    def _queue(self, following: NextStep, running: DispatchRecord, expected_s: float) -> None:
+        tasks, layout = following.tasks, running.layout
+        consumes = tuple([name for task in tasks for name in self.state.last_reads(task, running.tasks)])
+        record = DispatchRecord(
+            self._new_id(), tasks, following.views, layout, set(layout.ranks), consumes, expected_s
+        )
+        self.state.queue(record, running)
+        self._out.append(cmd.RunTask(record.id, tasks, layout, (), consumes, after=running.id))
+
+    def _withdraw_follower(self, dispatch: DispatchRecord) -> None:
+        """Take back what is queued behind ``dispatch``, if anything is and no rank is known to have begun it."""
+        follower = self.state.follower(dispatch)
+        if follower is not None and not (follower.begun or follower.withdrawing):
+            follower.withdrawing = True
+            self._out.append(cmd.WithdrawTask(follower.id))
+
+    def _on_withdrawn(self, event: ev.TaskWithdrawn) -> bool:
+        dispatch = self.state.dispatches.get(event.dispatch_id)
+        if dispatch is None or not dispatch.withdrawing:
+            return False
+        if dispatch.behind is not None:
+            self.state.unqueue(dispatch)
+            return False
+        self.state.undo(dispatch)
+        if dispatch.out_of_step:
+            self._reset_edges(dispatch.members)
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+            self._settle(self.state.requests[request_id])
+        return True
 
     # Scheduling
 
@@ -250,11 +353,7 @@ class ControlPlane:
         While something runs, its end brings another view. When nothing does, no event would ever come: the
         oldest waiting request fails with the policy's error, so that the server goes on.
         """
-        message = str(error)
-        if not isinstance(error, PolicyError):
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-            message = f"policy {self.policy.name!r} failed in schedule at {place}: {error!r}"
+        message = self._fault(error)
         self._out.append(cmd.ReportFault(message))
         if isinstance(error, UnknownCostError) and (culprit := self.state.requests.get(error.request_id or "")):
             self._end(culprit, cmd.FailRequest(culprit.request.id, message))
@@ -264,6 +363,13 @@ class ControlPlane:
         oldest = self.state.oldest_ready()
         self._end(oldest, cmd.FailRequest(oldest.request.id, message))
         return True
+
+    def _fault(self, error: Exception) -> str:
+        if isinstance(error, PolicyError):
+            return str(error)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+        return f"policy {self.policy.name!r} failed in schedule at {place}: {error!r}"
 
     def _carry_out(self, decision: Decision) -> bool:
         """Dispatch what keeps the rules. Say whether to ask again, since a refusal has changed the view."""

@@ -35,6 +35,13 @@ class TaskStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskWithdrawn:
+    """A :class:`~commands.WithdrawTask` was in time: no rank has begun the dispatch and none will."""
+
+    dispatch_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFinished:
     """The device of one rank is done; ``seconds`` is its measured execution time."""
 
@@ -88,11 +95,17 @@ class WakeUp:
     """A time asked for with :class:`~commands.WakeAt` has come."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Nothing else is to be handed in now: time to ask the policy about the step after a running one."""
+
+
 Event = (
     RequestArrived
     | RequestCancelled
     | TaskDispatched
     | TaskStarted
+    | TaskWithdrawn
     | TaskFinished
     | TaskFailed
     | MigrationFinished
@@ -100,4 +113,5 @@ Event = (
     | RankLost
     | RankJoined
     | WakeUp
+    | LookAhead
 )

@@ -125,7 +125,13 @@ class Admission:
 
 
 class Policy(Protocol):
-    """Implement ``schedule``; the constructor's keyword arguments are the policy's ``--policy-arg`` s."""
+    """Implement ``schedule``; the constructor's keyword arguments are the policy's ``--policy-arg`` s.
+
+    With the class attribute ``run_ahead = True`` it is also shown, while a step runs, the state as it should be
+    once that step has ended. If it goes on with the same requests on the same layout, that is queued behind the
+    step, and taken back if the policy says otherwise after an event before it begins. Such a policy may be asked
+    about a moment that never comes: what it keeps must not depend on having answered.
+    """
 
     name: str
 

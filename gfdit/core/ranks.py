@@ -42,6 +42,17 @@ class RankPool:
             self._free_in_order = tuple(self._free)
         return self._free_in_order
 
+    def in_order_without(self, ending: Iterable[int]) -> tuple[tuple[RankView, ...], tuple[int, ...]]:
+        """All ranks and the free ones, as if ``ending``, which are not free, were."""
+        ordered = self._ordered.copy()
+        for rank_id in ending:
+            ordered[self._position[rank_id]] = self._free_views[rank_id]
+        return tuple(ordered), tuple(sorted([*self._free, *ending]))
+
+    def views_without(self, ending: Iterable[int]) -> dict[int, RankView]:
+        """The views by rank, as if ``ending`` were free."""
+        return self.views | {rank_id: self._free_views[rank_id] for rank_id in ending}
+
     def occupy(self, rank_id: int, dispatch_id: int, request_id: str, busy_until_s: float) -> None:
         """``rank_id``, which is free, runs a dispatch."""
         rank = self.present[rank_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from gfdit.core.policy import TaskView
 
@@ -24,6 +25,15 @@ class ReadyTasks:
         if self._in_order is None:
             self._in_order = tuple(self._views)
         return self._in_order
+
+    def in_order_with(self, more: Iterable[tuple[Place, TaskView]]) -> tuple[TaskView, ...]:
+        """In order, as if these were ready too."""
+        places, views = self._places.copy(), self._views.copy()
+        for place, view in more:
+            index = bisect_left(places, place)
+            places.insert(index, place)
+            views.insert(index, view)
+        return tuple(views)
 
     def add(self, view: TaskView, place: Place) -> None:
         index = bisect_left(self._places, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -96,10 +96,18 @@ class RequestRecord:
             bool(self.running),
         )
 
-    def task_view(self, task: Task) -> TaskView:
+    def task_view(self, task: Task, made: Collection[str] = (), made_on: tuple[int, ...] = ()) -> TaskView:
+        """What a policy sees of ``task``; with ``made``, as if these artifacts had been made on ``made_on``."""
         artifacts = self.artifacts
-        held = tuple([(name, tuple(sorted(artifacts[name].holders))) for name in task.inputs])
-        return TaskView.of(self.request, task, held)
+        held = [
+            (name, tuple(sorted(made_on if name in made else artifacts[name].holders))) for name in task.inputs
+        ]
+        return TaskView.of(self.request, task, tuple(held))
+
+    def unblocked_by(self, made: Collection[str]) -> list[Task]:
+        """The tasks that lack nothing but these artifacts."""
+        readers = {task.id: task for name in made for task in self.consumers[name]}.values()
+        return [task for task in readers if self.waiting[task.id] == sum([name in made for name in task.inputs])]
 
     def materialize(self, name: str, layout: ExecutionLayout, holders: set[int]) -> None:
         """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked."""
@@ -120,6 +128,14 @@ class DispatchRecord:
     layout: ExecutionLayout
     waiting_for: set[int]  # ranks that have not reported
     consumes: tuple[str, ...]  # artifacts that its ranks drop themselves
+    expected_s: float = 0.0  # how long it should take
+    ends_s: float = 0.0  # when it should be done, once it runs
+    behind: int | None = None  # the dispatch it is queued behind; None once that has ended
+    followed_by: int | None = None  # the dispatch queued behind it
+    begun: bool = False  # some rank has
+    withdrawing: bool = False  # asked back, and nothing heard yet
+    looked_ahead: int = -1  # the version of the state that the policy was asked about for its next step
+    out_of_step: bool = False  # what ran before it has failed: reset the edges afterwards
     lost: set[int] = field(default_factory=set)  # ranks lost since, even if they have joined again
     seconds: float = 0.0
     error: str | None = None

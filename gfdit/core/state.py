@@ -28,7 +28,7 @@ class ClusterState:
         self.dispatches: dict[int, DispatchRecord] = {}
         self._num_arrived = 0
         self._request_views: dict[str, RequestView] = {}
-        self._read_only_request_views = MappingProxyType(self._request_views)
+        self.request_views = MappingProxyType(self._request_views)
 
     # Requests
 
@@ -89,24 +89,74 @@ class ClusterState:
             art.holders.update(newcomers)
         return moves
 
-    def last_reads(self, task: Task) -> list[str]:
-        """The inputs of ``task`` that no other task has still to read."""
+    def last_reads(self, task: Task, before: tuple[Task, ...] = ()) -> list[str]:
+        """The inputs of ``task`` that no other task has still to read once those ``before`` it have run."""
         artifacts = self.requests[task.request_id].artifacts
-        return [name for name in task.inputs if artifacts[name].readers == 1]
+        return [
+            name
+            for name in task.inputs
+            if artifacts[name].readers - sum([name in earlier.inputs for earlier in before]) == 1
+        ]
 
     # Dispatches
 
-    def occupy(self, dispatch: DispatchRecord, busy_until_s: float) -> None:
+    def occupy(self, dispatch: DispatchRecord, ends_s: float) -> None:
+        """``dispatch``, whose tasks are ready and whose ranks are free, runs and should end at ``ends_s``."""
         self.dispatches[dispatch.id] = dispatch
         for task in dispatch.tasks:
+            self.ready.remove(task.id, self.requests[task.request_id].place(task.id))
+        self._occupy(dispatch, ends_s)
+
+    def _occupy(self, dispatch: DispatchRecord, ends_s: float) -> None:
+        dispatch.ends_s = ends_s
+        for task in dispatch.tasks:
             record = self.requests[task.request_id]
-            self.ready.remove(task.id, record.place(task.id))
             record.running.add(dispatch.id)
             record.touched.update(dispatch.layout.ranks)
             record.last_layout = dispatch.layout
             self._refresh(record)
-        for rank in dispatch.layout.ranks:
-            self.ranks.occupy(rank, dispatch.id, dispatch.tasks[0].request_id, busy_until_s)
+        for rank in dispatch.members:
+            self.ranks.occupy(rank, dispatch.id, dispatch.tasks[0].request_id, ends_s)
+
+    # The dispatch queued behind another one
+
+    def follower(self, dispatch: DispatchRecord) -> DispatchRecord | None:
+        return None if dispatch.followed_by is None else self.dispatches[dispatch.followed_by]
+
+    def queue(self, dispatch: DispatchRecord, running: DispatchRecord) -> None:
+        """``dispatch``, on the same layout, comes behind ``running``; its tasks are not ready yet."""
+        self.dispatches[dispatch.id] = dispatch
+        dispatch.behind, running.followed_by = running.id, dispatch.id
+
+    def promote(self, dispatch: DispatchRecord, now_s: float) -> None:
+        """What ``dispatch`` was queued behind has ended and left its ranks free: it runs now.
+
+        Its tasks have become unblocked, unless that failed.
+        """
+        dispatch.behind = None
+        for task in dispatch.tasks:
+            record = self.requests[task.request_id]
+            if task in record.unblocked:
+                record.unblocked.remove(task)
+                record.offered[task.id] = task
+        self._occupy(dispatch, now_s + dispatch.expected_s)
+
+    def unqueue(self, dispatch: DispatchRecord) -> None:
+        """``dispatch`` was withdrawn while it was queued."""
+        assert dispatch.behind is not None
+        before = self.dispatches[dispatch.behind]
+        before.followed_by, before.looked_ahead = None, -1
+        del self.dispatches[dispatch.id]
+
+    def undo(self, dispatch: DispatchRecord) -> None:
+        """``dispatch`` was withdrawn when it had its ranks already, but none had begun."""
+        self.release(dispatch)
+        for task in dispatch.tasks:
+            record = self.requests[task.request_id]
+            record.running.discard(dispatch.id)
+            if record.offered.pop(task.id, None):
+                record.unblocked.append(task)
+            self._refresh(record)
 
     def release(self, dispatch: DispatchRecord) -> None:
         for rank in dispatch.members:
@@ -167,7 +217,7 @@ class ClusterState:
         return SchedulerView(
             now_s,
             self.ready.in_order,
-            self._read_only_request_views,
+            self.request_views,
             self.ranks.in_order,
             self.ranks.free_in_order,
             cost,
@@ -177,9 +227,15 @@ class ClusterState:
         self.ranks.check_integrity()
         self.ready.check_integrity()
         for dispatch in self.dispatches.values():
+            if dispatch.behind is not None:
+                _check_queued(dispatch, self)
+                continue
             assert dispatch.waiting_for, f"dispatch {dispatch.id} is done but still open"
             for rank in dispatch.members:
                 assert self.ranks.present[rank].dispatch == dispatch.id, f"rank {rank} does not run {dispatch.id}"
+            if dispatch.followed_by is not None:
+                follower = self.dispatches.get(dispatch.followed_by)
+                assert follower and follower.behind == dispatch.id, f"nothing is queued behind {dispatch.id}"
         for rank_record in self.ranks.present.values():
             assert rank_record.dispatch is None or rank_record.dispatch in self.dispatches
         assert self._request_views == {name: record.view() for name, record in self.requests.items()}, (
@@ -210,5 +266,20 @@ def _check_request(record: RequestRecord, state: ClusterState) -> None:
         assert art.holders <= record.touched, f"{art.id} is on a rank its request never touched"
 
 
+def _check_queued(dispatch: DispatchRecord, state: ClusterState) -> None:
+    """Ranks that run a task have at most this one behind it: what it is queued behind knows no other."""
+    before = state.dispatches.get(dispatch.behind or 0)
+    assert before is not None, f"dispatch {dispatch.id} is queued behind nothing"
+    assert before.followed_by == dispatch.id, f"{before.id} has two dispatches queued behind it"
+    assert before.behind is None, f"dispatch {dispatch.id} is queued behind {before.id}, which is queued itself"
+    assert before.layout == dispatch.layout, f"{dispatch.id} is queued on other ranks than {before.id} has"
+    assert before.lost == dispatch.lost, f"{dispatch.id} and {before.id} disagree on what ranks were lost"
+    followed = {task.request_id for task in before.tasks}
+    for task in dispatch.tasks:
+        assert task.request_id in followed, f"{task.id} is queued behind other requests"
+        record = state.requests[task.request_id]
+        assert task.id not in record.offered, f"{task.id} is queued and offered"
+
+
 def _runs(dispatch: DispatchRecord, record: RequestRecord) -> bool:
-    return any(task.request_id == record.request.id for task in dispatch.tasks)
+    return dispatch.behind is None and any(task.request_id == record.request.id for task in dispatch.tasks)

@@ -36,6 +36,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     policy_args: dict[str, str] = {}
     admission: str = "none"
     costs: CostTable | None = None
+    run_ahead: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ class RaisesAtRandom:
     """A good policy that fails in a third of its calls."""
 
     name: str = "raises"
+    run_ahead = True
     inner: Policy = field(default_factory=Equipartition)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -44,6 +45,7 @@ class Batches:
     """Runs everything alike that is ready as one step, tasks of one request included."""
 
     name: str = "batches"
+    run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
         alike: dict[tuple, list[TaskView]] = {}
@@ -74,17 +76,21 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=100, deadline=None)
-@given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9))
-def test_random_events_leave_nothing_behind(name: str, seed: int, num_ranks: int, num_requests: int) -> None:
-    cluster = Cluster(POLICIES[name](), num_ranks, seed, faults=FAULTS)
+@given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9), run_ahead=st.integers(0, 1))
+def test_random_events_leave_nothing_behind(
+    name: str, seed: int, num_ranks: int, num_requests: int, run_ahead: int
+) -> None:
+    cluster = Cluster(POLICIES[name](), num_ranks, seed, faults=FAULTS, run_ahead=run_ahead)
     cluster.run(random_requests(random.Random(seed), num_requests))
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-3", "fcfs-9", "equipartition", "equipartition-2", "random-layout"])
 @settings(max_examples=40, deadline=None)
-@given(seed=SEEDS, num_ranks=st.integers(1, 6), num_requests=st.integers(1, 9))
-def test_without_faults_every_request_completes(name: str, seed: int, num_ranks: int, num_requests: int) -> None:
-    cluster = Cluster(POLICIES[name](), num_ranks, seed)
+@given(seed=SEEDS, num_ranks=st.integers(1, 6), num_requests=st.integers(1, 9), run_ahead=st.integers(0, 1))
+def test_without_faults_every_request_completes(
+    name: str, seed: int, num_ranks: int, num_requests: int, run_ahead: int
+) -> None:
+    cluster = Cluster(POLICIES[name](), num_ranks, seed, run_ahead=run_ahead)
     cluster.run(random_requests(random.Random(seed), num_requests))
     assert {type(ending) for endings in cluster.endings.values() for ending in endings} == {cmd.CompleteRequest}
     assert cluster.reports == []

@@ -54,6 +54,7 @@ class Replay:
 
     steps: tuple[tuple[int, ...], ...]
     name = "replay"
+    run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
         task = view.ready[0]

@@ -135,6 +135,8 @@ def test_running_ahead_hides_the_dispatch_latency_of_steps_that_stay_where_they_
 
 def test_nothing_was_queued_for_a_request_that_waited_between_its_steps() -> None:
     class Turns(Idle):  # one rank, two requests, step by step in turns
+        run_ahead = True
+
         def schedule(self, view: SchedulerView) -> Decision:
             task = min(view.ready, key=lambda task: sum(view.requests[task.request_id].tasks_left.values()) * -1)
             return Decision((Dispatch((task.id,), ExecutionLayout((0,))),)) if view.free_ranks else Decision()

@@ -20,6 +20,7 @@ from gfdit.core.cost import CostModel
 from gfdit.core.cost_table import NominalCostModel
 
 ECHO = "a peer failed"
+BEGUN, WITHDRAWN = "begun", "withdrawn"
 TERMINAL = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
 
 
@@ -32,6 +33,9 @@ class Worker:
     store: set[str] = field(default_factory=set)
     finished_copies: dict[int, bool] = field(default_factory=dict)  # migration id -> arrived whole
     out_of_step: set[int] = field(default_factory=set)  # peers, since a shared task failed
+    begun: set[int] = field(default_factory=set)  # queued dispatches that this rank is on
+    failed: set[int] = field(default_factory=set)  # dispatches that failed here
+    passed_over: set[int] = field(default_factory=set)  # queued dispatches that were withdrawn
     log: list[cmd.Command] = field(default_factory=list)
 
 
@@ -57,11 +61,13 @@ class Cluster:
         cost: CostModel | None = None,
         faults: Faults | None = None,
         resident: Callable[[int], Iterable[str]] = lambda rank: ("m",),
+        run_ahead: int = 0,
+        plane: type[ControlPlane] = ControlPlane,
     ) -> None:
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         ranks = [RankRecord(rank, frozenset(resident(rank))) for rank in range(num_ranks)]
-        self.control = ControlPlane(policy, ranks, cost or NominalCostModel())
+        self.control = plane(policy, ranks, cost or NominalCostModel(), run_ahead=run_ahead)
         self.workers = {rank: Worker() for rank in range(num_ranks)}
         self.lost: set[int] = set()
         self.now_s = 0.0
@@ -70,6 +76,7 @@ class Cluster:
         self.ran: list[cmd.RunTask] = []
         self.wake_at_s: float | None = None
         self.harmed: set[str] = set()  # requests that something went wrong for
+        self.claims: dict[int, str] = {}  # what became of queued dispatches: the first claim decides
         self._to_arrive: list[tuple[Request, TaskGraph]] = []
         self._reports_due: list[ev.Event] = []  # of workers, not handed in yet
         self._handed_in: list[ev.Event] = []
@@ -108,6 +115,8 @@ class Cluster:
             moves.append(self._arrive)
         if self._reports_due:
             moves.append(self._hand_in)
+        if self.control.wants_to_look_ahead:
+            moves.append(lambda: self._send(ev.LookAhead()))
         for rank in self.workers.keys() - self.lost:
             moves.extend(self._moves_of(rank))
         if not moves and self.wake_at_s is not None:
@@ -136,6 +145,8 @@ class Cluster:
             for rank in command.layout.ranks:
                 self._worker(rank).tasks.append(command)
                 self._worker(rank).log.append(command)
+        elif isinstance(command, cmd.WithdrawTask):
+            self._withdraw(command)
         elif isinstance(command, cmd.ResetEdges):
             for rank in command.ranks:
                 self._worker(rank).tasks.append(command)
@@ -183,6 +194,8 @@ class Cluster:
             head = worker.tasks[0]
             if isinstance(head, cmd.ResetEdges):
                 moves.append(lambda: self._reset(rank, head))
+            elif head.after is not None and head.dispatch_id not in worker.begun:
+                moves.append(lambda: self._come_to(rank, head))
             elif self._task_may_run(head):
                 moves.append(lambda: self._run_task(head))
         return moves
@@ -217,12 +230,40 @@ class Cluster:
     def _task_may_run(self, command: cmd.RunTask) -> bool:
         for rank in command.layout.ranks:
             worker = self.workers[rank]
+            if command.dispatch_id in worker.passed_over:
+                return False  # its peers wait for it for ever
             if command not in worker.tasks:
                 continue  # lost since, perhaps joined again
             needed = [move.migration_id for move in command.migrations if rank in move.ranks]
             if worker.tasks[0] is not command or any(move not in worker.finished_copies for move in needed):
                 return False
+            if command.after is not None and command.dispatch_id not in worker.begun:
+                return False
         return True
+
+    def _claim(self, rank: int | None, command: cmd.RunTask | cmd.WithdrawTask, wish: str) -> str:
+        """Settle for all whether a queued task runs; ``rank`` is None for the control plane's wish."""
+        return self.claims.setdefault(command.dispatch_id, wish)
+
+    def _withdraw(self, command: cmd.WithdrawTask) -> None:
+        if self._claim(None, command, WITHDRAWN) == WITHDRAWN:
+            self._reports_due.append(ev.TaskWithdrawn(command.dispatch_id))
+
+    def _come_to(self, rank: int, command: cmd.RunTask) -> None:
+        """A rank has come to a queued task: it is on it, passes it over, or cannot be on it while others are."""
+        worker = self.workers[rank]
+        failed = command.after in worker.failed
+        outcome = self._claim(rank, command, WITHDRAWN if failed else BEGUN)
+        if outcome == BEGUN and not failed:
+            worker.begun.add(command.dispatch_id)
+            self._reports_due.append(ev.TaskStarted(command.dispatch_id, rank))
+            return
+        worker.tasks.popleft()
+        if outcome == WITHDRAWN:
+            worker.passed_over.add(command.dispatch_id)
+        else:
+            worker.failed.add(command.dispatch_id)
+            self._reports_due.append(ev.TaskFailed(command.dispatch_id, rank, ECHO, secondary=True))
 
     def _reset(self, rank: int, command: cmd.ResetEdges) -> None:
         self.workers[rank].tasks.popleft()
@@ -247,6 +288,12 @@ class Cluster:
                 worker.store.difference_update(command.consumes)
             if fails:
                 worker.out_of_step.update(set(members) - {rank})
+            if fails and rank not in culprits and len(culprits) and self.random.random() < 0.2:
+                fine: ev.Event = ev.TaskFinished(command.dispatch_id, rank, 0.01)  # it was through before
+                self._reports_due.append(fine)
+                continue
+            if fails:
+                worker.failed.add(command.dispatch_id)
                 error = f"rank {rank} failed" if rank in culprits else ECHO
                 report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
             else:

@@ -29,6 +29,7 @@ class Scripted:
     per_request: int = 0
     order: Literal["fewest-steps", "arrival"] = "fewest-steps"
     name = "scripted"
+    run_ahead = True
     _steps: tuple[ExecutionLayout, ...] = field(init=False, repr=False)
     _index: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _num_seen: int = field(default=0, init=False, repr=False)

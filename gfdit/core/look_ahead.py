@@ -1,0 +1,127 @@
+"""Running ahead: what a policy would run next on some ranks, asked while they are still busy.
+
+A policy is shown the state as it should be once a running dispatch has ended and nothing else has happened. If it
+then goes on with the same requests on the same layout, the control plane queues that behind the running dispatch,
+and asks again after everything that happens meanwhile: what is queued when the dispatch ends is what the policy
+would have said at that moment, or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from gfdit.core.cost import CostModel
+from gfdit.core.policy import Policy, SchedulerView, TaskView
+from gfdit.core.records import DispatchRecord
+from gfdit.core.rules import check_decision, check_dispatch
+from gfdit.core.state import ClusterState
+from gfdit.core.tasks import Task, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What follows a dispatch on its own layout; ``views`` are what the policy saw of ``tasks``."""
+
+    tasks: tuple[Task, ...]
+    views: tuple[TaskView, ...]
+
+
+class LookAhead:
+    """Which dispatch to ask the policy about next, and the asking.
+
+    Only a policy that says so is asked, with the attribute ``run_ahead = True``: its ``schedule`` must not mind
+    being shown a state that may never come to be.
+    """
+
+    def __init__(self, policy: Policy, state: ClusterState, cost: CostModel, *, enabled: bool) -> None:
+        self.enabled = enabled and bool(getattr(policy, "run_ahead", False))
+        self._policy = policy
+        self._state = state
+        self._cost = cost
+        self._version = 0
+
+    def outdate(self) -> None:
+        """Something has happened that may change any answer."""
+        self._version += 1
+
+    def next_due(self) -> DispatchRecord | None:
+        """The dispatch that should end first, of those whose next step may be queued or taken back."""
+        if not self.enabled:
+            return None
+        due = [d for d in self._state.dispatches.values() if d.looked_ahead != self._version and self._is_open(d)]
+        return min(due, key=lambda dispatch: dispatch.ends_s, default=None)
+
+    def _is_open(self, dispatch: DispatchRecord) -> bool:
+        if dispatch.behind is not None or dispatch.error is not None or dispatch.withdrawing or dispatch.lost:
+            return False
+        if not any([task.outputs for task in dispatch.tasks]):
+            return False
+        if any([self._state.requests[task.request_id].ending for task in dispatch.tasks]):
+            return False
+        follower = self._state.follower(dispatch)
+        return follower is None or not (follower.begun or follower.withdrawing)
+
+    def ask(self, dispatch: DispatchRecord, now_s: float) -> NextStep | None:
+        """What the policy would go on with on the layout of ``dispatch``; None if that should wait and see.
+
+        Raises what the policy raises, and ``PolicyError`` for an answer against the rules.
+        """
+        dispatch.looked_ahead = self._version
+        outlook = _Outlook(self._state, dispatch)
+        if not outlook.views:
+            return None
+        decision = self._policy.schedule(outlook.view(max(now_s, dispatch.ends_s), self._cost))
+        check_decision(decision, policy=self._policy.name)
+        for answer in decision.dispatches:
+            if answer.layout == dispatch.layout and outlook.views.keys() >= set(answer.tasks):
+                ranks = self._state.ranks.views_without(dispatch.layout.ranks)
+                check_dispatch(answer, policy=self._policy.name, ready=outlook.views, ranks=ranks)
+                tasks = tuple([outlook.tasks[name] for name in answer.tasks])
+                return NextStep(tasks, tuple([outlook.views[name] for name in answer.tasks]))
+        return None
+
+
+class _Outlook:
+    """The state once ``dispatch`` has ended well.
+
+    ``views`` are the tasks that become ready by that and can go on where they are: nothing is to be copied.
+    """
+
+    def __init__(self, state: ClusterState, dispatch: DispatchRecord) -> None:
+        self._state = state
+        self._dispatch = dispatch
+        self._requests = dict(state.request_views)
+        self._ready: list[tuple[tuple[int, int], TaskView]] = []
+        self.views: dict[str, TaskView] = {}
+        self.tasks: dict[str, Task] = {}
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+            self._end_tasks_of(request_id)
+
+    def view(self, now_s: float, cost: CostModel) -> SchedulerView:
+        ranks, free_ranks = self._state.ranks.in_order_without(self._dispatch.layout.ranks)
+        ready = self._state.ready.in_order_with(self._ready)
+        return SchedulerView(now_s, ready, MappingProxyType(self._requests), ranks, free_ranks, cost)
+
+    def _end_tasks_of(self, request_id: str) -> None:
+        record = self._state.requests[request_id]
+        done = [task for task in self._dispatch.tasks if task.request_id == request_id]
+        if record.num_finished + len(done) == len(record.graph.tasks):
+            del self._requests[request_id]
+            return
+        left = dict(record.tasks_left)
+        for task in done:
+            left[task.kind] -= 1
+        self._requests[request_id] = replace(
+            self._requests[request_id],
+            steps_done=record.steps_done + sum([task.kind is TaskKind.DENOISE for task in done]),
+            tasks_left=MappingProxyType(left),
+            running=len(record.running) > 1,
+        )
+        made = {name for task in done for name in task.outputs}
+        ranks = self._dispatch.layout.ranks
+        for task in record.unblocked_by(made):
+            view = record.task_view(task, made, ranks)
+            self._ready.append((record.place(task.id), view))
+            if all([set(holders).issuperset(ranks) for _, holders in view.artifacts]):
+                self.views[task.id], self.tasks[task.id] = view, task
