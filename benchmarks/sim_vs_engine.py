@@ -37,7 +37,7 @@ from gfdit.sim.trace import TraceRequest
 
 NUM_RANKS = 2
 MODEL = "qwen-image"
-POLICIES = ("fcfs", "equipartition", "static", "srtf", "edf", "rssp", "tetriserve")
+POLICIES = ("fcfs", "equipartition", "static", "srtf", "edf", "rssp", "tetriserve", "triage")
 MAX_ATTAINMENT_ERROR = 0.03
 MAX_LATENCY_ERROR = 0.10
 ALONE = 3  # requests of each size sent alone

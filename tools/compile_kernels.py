@@ -1,7 +1,6 @@
 """Compile every kernel variant ahead of time, without a GPU, and record what each takes: ``make kernels``.
 
-Writes ``docs/kernels.json`` (a line per variant) and the table in ``docs/kernels.md`` (a line per kernel). With
-``--selection`` only what the tests compile, too.
+Writes ``docs/kernels.json`` (a line per variant) and the table in ``docs/kernels.md`` (a line per kernel).
 """
 
 from __future__ import annotations
@@ -68,19 +67,16 @@ def every_job() -> list[tuple[int, int]]:
     return [(capability, number) for capability in CAPABILITIES for number in range(len(variants_for(capability)))]
 
 
-def selected_jobs() -> list[tuple[int, int]]:
-    """Each kernel's first packed variant of the largest groups; of small paths all widths and dtypes for 9.0."""
-    jobs = []
-    for capability in CAPABILITIES:
-        chosen: dict[tuple[object, ...], int] = {}
-        for number, variant in enumerate(variants_for(capability)):
-            constants: dict[str, Any] = dict(variant.constants)
-            if constants.get("PACKED", True) and constants.get("GROUP", WORLD_SIZE) >= WORLD_SIZE:
-                name = kernel_name(variant.kernel)
-                details = variant.constants if capability == 90 and name in SMALL_PATHS else ()
-                chosen.setdefault((name, constants.get("TMA"), *details), number)
-        jobs += [(capability, number) for number in chosen.values()]
-    return jobs
+def selected_jobs(capability: int = 90) -> list[tuple[int, int]]:
+    """Each kernel's first packed variant of the largest groups; of small paths all widths and dtypes."""
+    chosen: dict[tuple[object, ...], int] = {}
+    for number, variant in enumerate(variants_for(capability)):
+        constants: dict[str, Any] = dict(variant.constants)
+        if constants.get("PACKED", True) and constants.get("GROUP", WORLD_SIZE) >= WORLD_SIZE:
+            name = kernel_name(variant.kernel)
+            details = variant.constants if name in SMALL_PATHS else ()
+            chosen.setdefault((name, constants.get("TMA"), *details), number)
+    return [(capability, number) for number in chosen.values()]
 
 
 def target_of(capability: int) -> GPUTarget:
@@ -166,9 +162,8 @@ def write_table(record: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--selection", action="store_true", help="what the tests compile, instead of all variants")
     args = parser.parse_args()
-    jobs = selected_jobs() if args.selection else every_job()
+    jobs = every_job()
     results = []
     for done, result in enumerate(compile_all(jobs, args.processes), start=1):
         results.append(result)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gfdit.cli.main import main
 from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
-from tests.support.images import Engine
+from tests.elastic.shapes import ALL, TRAFFIC
+from tests.support.images import Engine, ImageRequest, stock_images
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,6 +25,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "qwen-image"
     assert main(["tiny-model", "qwen-image", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[ImageRequest, np.ndarray]:
+    """What stock vLLM-Omni makes of the requests on one rank."""
+    requests = (*ALL, *TRAFFIC)
+    images = stock_images(model, tmp_path_factory.mktemp("stock"), requests)
+    return dict(zip(requests, images, strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gfdit.omni.plugin import prepare_cpu_process
-from tests.support.images import Engine, ImageRequest, stock_images
+from tests.elastic.shapes import PLAIN, TWO_IMAGES
+from tests.support.images import Engine, ImageRequest
 
 pytestmark = pytest.mark.timeout(300)
-REQUESTS = (ImageRequest(128, 128), ImageRequest(128, 96, seed=3, negative_prompt="blurry", num_images=2))
+REQUESTS = (PLAIN, TWO_IMAGES)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,8 @@ def generic_engine(model: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def test_images_are_those_of_stock(generic_engine: Engine, model: Path, tmp_path: Path) -> None:
-    references = stock_images(model, tmp_path, REQUESTS)
+def test_images_are_those_of_stock(generic_engine: Engine, stock: dict[ImageRequest, np.ndarray]) -> None:
     for script in ("sp1@0", "encode@1 sp1@0 sp1@1 decode@0", "encode@1 sp2@1,0 sp1@1 sp2@0,1"):
         images = generic_engine.images([request.under(script) for request in REQUESTS])
-        for request, image, reference in zip(REQUESTS, images, references, strict=True):
-            assert image.tobytes() == reference.tobytes(), (script, request)
+        for request, image in zip(REQUESTS, images, strict=True):
+            assert image.tobytes() == stock[request].tobytes(), (script, request)

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TWO_IMAGES
 from tests.support.images import Engine, ImageRequest, stock_images
 
 pytestmark = pytest.mark.timeout(400)
 
-PLAIN = ImageRequest(128, 128)
-ODD = ImageRequest(144, 144, seed=2)  # 81 tokens: no degree but 1 divides them
-GUIDED = ImageRequest(128, 128, seed=3, negative_prompt="blurry")
-GUIDED_ODD = ImageRequest(144, 208, seed=4, steps=5, negative_prompt="blurry")
-UNALIGNED = ImageRequest(100, 90, seed=5)
-TINY = ImageRequest(8, 8, seed=6)
-TWO_IMAGES = ImageRequest(128, 96, seed=7, negative_prompt="blurry", num_images=2)
-ALL = (PLAIN, ODD, GUIDED, GUIDED_ODD, UNALIGNED, TINY, TWO_IMAGES)
-
+# Each of them starts a stock engine of its own.
+thorough = partial(pytest.param, marks=pytest.mark.thorough)
 # vLLM-Omni leaves padding tokens unmasked by default, which gfdit does not; see Settings.mask_sp_padding.
 MASKED = {"mask_sp_padding": True}
 
 
 def max_difference(image: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(image.astype(int) - other.astype(int)).max())
-
-
-@pytest.fixture(scope="module")
-def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[ImageRequest, np.ndarray]:
-    images = stock_images(model, tmp_path_factory.mktemp("stock"), ALL)
-    return dict(zip(ALL, images, strict=True))
 
 
 def test_sp1_throughout_is_bit_identical_to_stock(engine: Engine, stock: dict[ImageRequest, np.ndarray]) -> None:
@@ -53,12 +42,15 @@ def test_sp1_on_changing_ranks_is_bit_identical_to_stock(
 @pytest.mark.parametrize(
     ("degrees", "scripts"),
     [
-        ({"ulysses_degree": 2}, ("sp2@0,1", "sp2@3,1", "encode@2 sp2@1,0 decode@3")),
-        ({"ulysses_degree": 4}, ("sp4@0,1,2,3", "sp4@2,0,3,1")),
-        ({"cfg_parallel_size": 2, "ulysses_degree": 2}, ("cfg2xsp2@0,1,2,3", "prepare@2 cfg2xsp2@1,3,0,2")),
-        ({"cfg_parallel_size": 2}, ("cfg2@2,0",)),
+        pytest.param({"ulysses_degree": 2}, ("sp2@0,1", "sp2@3,1", "encode@2 sp2@1,0 decode@3"), id="sp2"),
+        thorough({"ulysses_degree": 4}, ("sp4@0,1,2,3", "sp4@2,0,3,1"), id="sp4"),
+        thorough(
+            {"cfg_parallel_size": 2, "ulysses_degree": 2},
+            ("cfg2xsp2@0,1,2,3", "prepare@2 cfg2xsp2@1,3,0,2"),
+            id="cfg2xsp2",
+        ),
+        thorough({"cfg_parallel_size": 2}, ("cfg2@2,0",), id="cfg2"),
     ],
-    ids=["sp2", "sp4", "cfg2xsp2", "cfg2"],
 )
 def test_a_constant_degree_is_bit_identical_to_the_stock_static_engine(
     engine: Engine, model: Path, tmp_path: Path, degrees: dict[str, int], scripts: tuple[str, ...]

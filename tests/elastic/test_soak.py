@@ -6,19 +6,13 @@ The short slice runs with the other tests; ``make soak`` runs as many as asked f
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.images import Engine, ImageRequest, stock_images
+from tests.elastic.shapes import TRAFFIC
+from tests.support.images import Engine, ImageRequest
 
-SHAPES = (
-    ImageRequest(128, 128, steps=5, seed=11),
-    ImageRequest(144, 144, steps=4, seed=12),
-    ImageRequest(96, 160, steps=6, seed=13, negative_prompt="blurry"),
-    ImageRequest(208, 144, steps=3, seed=14, negative_prompt="blurry"),
-)
 BATCH = 8
 
 
@@ -30,12 +24,13 @@ def random_script(rng: random.Random, guided: bool) -> str:
     return " ".join(words)
 
 
-def test_random_traffic(engine: Engine, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_random_traffic(
+    engine: Engine, stock: dict[ImageRequest, np.ndarray], request: pytest.FixtureRequest
+) -> None:
     num_requests = request.config.getoption("--soak-requests")
     rng = random.Random(request.config.getoption("--soak-seed"))
-    stock = dict(zip(SHAPES, stock_images(model, tmp_path, SHAPES), strict=True))
     for _ in range(0, num_requests, BATCH):
-        chosen = [rng.choice(SHAPES) for _ in range(BATCH)]
+        chosen = [rng.choice(TRAFFIC) for _ in range(BATCH)]
         scripted = [shape.under(random_script(rng, shape.negative_prompt is not None)) for shape in chosen]
         doomed = ImageRequest(128, 128, steps=200).under(random_script(rng, guided=False))
         engine.abandon(doomed, after_s=rng.uniform(0.05, 0.5))

@@ -18,6 +18,7 @@ def test_every_ordered_subset(world_size: int) -> None:
         assert [world.result(rank, timeout_s=200) for rank in range(world_size)] == [10] * world_size
 
 
+@pytest.mark.thorough
 def test_four_ranks_uneven_and_large() -> None:
     several = [*[(b, (*t, 3), (*u, 1), h, d, dtype) for b, t, u, h, d, dtype in UNEVEN]]
     several.append((1, (64,) * 4, (6,) * 4, (1, 1, 1), 128, torch.bfloat16))  # Qwen-Image's 24 heads of 128
