@@ -31,6 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="deadline: reject (429) what cannot meet its deadline; a policy's own admission goes before",
     )
+    parser.add_argument(
+        "--run-ahead",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="1: a policy may queue a request's next step behind the running one; 0: never",
+    )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
     parser.add_argument("--model-name", metavar="NAME", help="what the cost table calls the model")
@@ -56,6 +63,7 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     policy_args = parse_policy_args(args.policy_arg)
     load_policy(args.policy, policy_args, args.admission)
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
+    settings["run_ahead"] = args.run_ahead
     if args.model_name:
         settings["model_name"] = args.model_name
     if args.costs is not None:

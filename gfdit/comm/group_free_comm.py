@@ -259,6 +259,11 @@ class GroupFreeComm:
         """
         self._transport.check()
 
+    @property
+    def num_failures(self) -> int:
+        """How many failures of the device the operations and checks of this lane have raised so far."""
+        return self._transport.num_failures
+
     def synchronize(self) -> None:
         """Wait until the current stream has run all it was given, then ``check``. On a CPU it is ``check``."""
         if self._device.type == "cuda":

@@ -95,6 +95,10 @@ class Transport(Protocol):
     def check(self) -> None:
         """Raise what operations so far have run into, if they do not raise themselves. Waits for none of them."""
 
+    @property
+    def num_failures(self) -> int:
+        """How many failures of the device were raised so far; 0 where operations raise their own."""
+
     def warm_up(self) -> None:
         """Prepare all that operations may need, so that none of them has to. Communicates nothing."""
 

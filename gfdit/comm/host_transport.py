@@ -63,6 +63,7 @@ class HostTransport:
     """
 
     selector = None  # there is one way
+    num_failures = 0  # operations raise their own
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class KernelFailures:
         self._state = state
         self._timeout_s = timeout_s
         self._num_launches = 0
+        self.num_taken = 0
         self._calls: deque[tuple[int, Call]] = deque(maxlen=_NUM_REMEMBERED)
         self._broken: dict[int, str] = {}
 
@@ -49,6 +50,7 @@ class KernelFailures:
 
     def take(self) -> CommError:
         """What was reported first. Clears the cell, so no kernel of the lane may be running."""
+        self.num_taken += 1  # before it is cleared: who finds the cell clear must find this
         kind, peer, expected, observed, label, *_ = self._state.status.tolist()
         self._state.status.zero_()
         expected, observed, operation = expected & _UNSIGNED, observed & _UNSIGNED, label % (1 << _OPERATION_BITS)

@@ -56,6 +56,7 @@ class KernelTransport:
         self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
         self._heap_addresses = heap_addresses(heap)
         self._busy = threading.Lock()
+        self._checking = threading.Lock()  # a lane and the monitor of its device may both check
         self._failures = KernelFailures(self._rank, lane, self._state, timeout_s)
         self._side_stream = torch.cuda.Stream(heap.device) if self._state.on_gpu else None
         # Of an agreement, the host knows the generation.
@@ -129,6 +130,10 @@ class KernelTransport:
         members = self._group(call, _digest(call, choice, size, 0), table, packed)
         return OneWay(members, tensor.data_ptr(), size, choice)
 
+    @property
+    def num_failures(self) -> int:
+        return self._failures.num_taken
+
     def abort(self, ranks: Iterable[int]) -> None:
         with self._aside():
             for rank in ranks:
@@ -159,9 +164,10 @@ class KernelTransport:
 
     def check(self) -> None:
         """Raise what the kernels launched so far have run into; waits for nothing unless it raises."""
-        if self._failures.reported():
-            self._synchronize()
-            raise self._failures.take()
+        with self._checking:
+            if self._failures.reported():
+                self._synchronize()
+                raise self._failures.take()
 
     def warm_up(self) -> None:
         variants = list(all_variants(self._heap.world_size, self._state.on_gpu, is_hopper(site_of(self._heap))))

@@ -43,6 +43,9 @@ class Span:
 
     A migration is a span too: ``kind`` is ``"migrate"``, ``task`` the artifact, ``ranks`` the source and then
     the destinations where known, ``sp`` and ``cfg`` 0.
+
+    A server also says when the control plane ``decided`` to run the task, when the host had ``dispatched`` all of
+    it to the device, and whether it was queued behind the task before it (``run_ahead``).
     """
 
     rank: int
@@ -55,6 +58,9 @@ class Span:
     ranks: tuple[int, ...]
     start_s: float
     end_s: float
+    decided_s: float | None = None
+    dispatched_s: float | None = None
+    run_ahead: bool = False
 
     @property
     def duration_s(self) -> float:
@@ -101,6 +107,10 @@ class TimelineWriter:
         layout: ExecutionLayout,
         start_s: float,
         end_s: float,
+        *,
+        decided_s: float | None = None,
+        dispatched_s: float | None = None,
+        run_ahead: bool = False,
         **extra: Any,
     ) -> None:
         """One task on one rank; call it for every rank of the layout. ``extra`` must be JSON."""
@@ -116,6 +126,9 @@ class TimelineWriter:
             layout.ranks,
             start_s,
             end_s,
+            decided_s,
+            dispatched_s,
+            run_ahead,
         )
         self._queue.append(_Entry(span, extra))
 
@@ -205,6 +218,7 @@ class TimelineWriter:
                 "cfg": span.cfg,
                 "rank": span.rank,
                 "ranks": list(span.ranks),
+                **_moments(span, base_s),
             },
         }
 
@@ -248,7 +262,21 @@ def _span(event: dict[str, Any]) -> Span:
         ranks=tuple(args["ranks"]),
         start_s=start_s,
         end_s=start_s + event["dur"] / _US_PER_S,
+        decided_s=None if (us := args.get("decided_us")) is None else us / _US_PER_S,
+        dispatched_s=None if (us := args.get("dispatched_us")) is None else us / _US_PER_S,
+        run_ahead=args.get("run_ahead", False),
     )
+
+
+def _moments(span: Span, base_s: float) -> dict[str, Any]:
+    """What is known of how the task came to run, on the clock of ``ts``."""
+    times_s = {"decided_us": span.decided_s, "dispatched_us": span.dispatched_s}
+    moments: dict[str, Any] = {
+        name: round((at_s - base_s) * _US_PER_S, 3) for name, at_s in times_s.items() if at_s is not None
+    }
+    if span.run_ahead:
+        moments["run_ahead"] = True
+    return moments
 
 
 def _task_name(span: Span) -> str:

@@ -28,7 +28,7 @@ from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import warm_up
-from gfdit.runtime.executor import TaskError
+from gfdit.runtime.executor import Results, TaskError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +70,28 @@ class OmniExecutor:
 
     # Tasks
 
-    def execute(
-        self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]
-    ) -> dict[str, bytes]:
+    def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         calls = [self._call_of(task, payloads) for task in tasks]
         try:
-            outputs = self.run(calls, layout)
+            outputs = self._launch(calls, layout)
         except OmniClientError as error:
             raise TaskError(error.message, error.status_code) from error
-        results = {}
+        made = []
         for call, output in zip(calls, outputs, strict=True):
             for name, artifact in zip(call.task.outputs, output.artifacts, strict=True):
                 self.store.put(name, artifact)
             if output.result is not None and self.rank == layout.ranks[0]:
-                results[call.task.request_id] = self._pack(call, output)
-        return results
+                made.append((call, output))
+        return lambda: {call.task.request_id: self._pack(call, output) for call, output in made}
 
     def run(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
-        """Run one dispatch without touching the store; returns when the device is done with it.
+        """Run one dispatch without touching the store; returns when the device is done with it."""
+        outputs = self._launch(calls, layout)
+        self._synchronize()
+        return outputs
+
+    def _launch(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
+        """Give the device all of one dispatch to do.
 
         Steps share a forward pass as far as their requests allow; every member of ``layout`` splits them alike.
         """
@@ -97,7 +101,6 @@ class OmniExecutor:
             with self.runner.task(layout):
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))
-        self._synchronize()
         return [outputs[call.task.id] for call in calls]
 
     def _synchronize(self) -> None:

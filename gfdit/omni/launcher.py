@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
@@ -20,7 +18,7 @@ from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
-from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.config import RuntimeConfig, make_run_dir
 
 logger = init_logger(__name__)
 
@@ -48,7 +46,7 @@ class ElasticExecutor(DiffusionExecutor):
         super().__init__(od_config)
 
     def _init_executor(self) -> None:
-        run_dir = Path(tempfile.mkdtemp(prefix="gfdit-"))
+        run_dir = make_run_dir()
         payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank(), self.settings.adapter)
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
@@ -75,6 +73,7 @@ class ElasticExecutor(DiffusionExecutor):
                 start_method="forkserver" if on_cpu else "spawn",
                 preload=["gfdit.omni.preload"] if on_cpu else [],
                 heap=self.heap.to_json(),
+                run_ahead=settings.run_ahead,
                 policy_timeout_s=settings.policy_timeout_s,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,

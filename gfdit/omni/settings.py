@@ -20,6 +20,8 @@ class Settings:
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
     tables and policies call the model. ``record`` is a file for every event and command of the control plane.
 
+    ``run_ahead`` 1 lets a request's next step be queued behind the running one, where the policy agrees.
+
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
     the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` turns away what would
@@ -39,6 +41,7 @@ class Settings:
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096
+    run_ahead: int = 1
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
@@ -61,6 +64,8 @@ class Settings:
             raise ValueError(f"gfdit settings: {error}") from error
         if settings.ranks is not None and settings.ranks < 1:
             raise ValueError(f"gfdit setting 'ranks' must be at least 1, got {settings.ranks}")
+        if settings.run_ahead not in (0, 1):
+            raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
         load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import msgspec
+
+
+def make_run_dir(prefix: str = "gfdit-") -> Path:
+    """A new folder for what the processes share; in memory where possible, since tasks wait for what is in it."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=memory if os.access(memory, os.W_OK) else None))
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,9 +34,15 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_method: str = "spawn"
     preload: list[str] = []
     heap: str = ""
+    run_ahead: int = 1
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
+
+    @property
+    def claims_dir(self) -> str:
+        """Where the ranks agree on which queued tasks run."""
+        return str(Path(self.run_dir) / "claims")
 
     def address(self, name: str) -> str:
         """ZeroMQ address of a socket: ``engine``, ``results``, ``events``, ``compute0``, ``migration0``, ..."""

@@ -12,8 +12,10 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -27,6 +29,7 @@ from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
+from gfdit.runtime.claims import Claims
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import open_socket, push, received
@@ -46,6 +49,7 @@ class ControlProcess:
             GuardedPolicy(policy, config.policy_timeout_s),
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             NominalCostModel() if costs is None else TableCostModel(costs),
+            run_ahead=config.run_ahead,
         )
         self.timeline = TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
         self.recording = _open_recording(config, costs)
@@ -59,7 +63,11 @@ class ControlProcess:
         self._supervisor = Supervisor(config)
         self._poller = zmq.Poller()
         self._payloads: dict[str, bytes] = {}
-        self._running: dict[int, cmd.RunTask] = {}
+        Path(config.claims_dir).mkdir()
+        self._claims = Claims(config.claims_dir)
+        self._withdrawn: deque[int] = deque()  # dispatches that the control plane has still to hear of
+        self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
+        self._running: dict[int, _Emitted] = {}
         self._moving: dict[int, cmd.Migrate] = {}
         self._calls = PendingCalls()
         self._wake_at_s: float | None = None
@@ -67,6 +75,7 @@ class ControlProcess:
         self._failed = False
         self._emitters: dict[type, Callable[[Any], None]] = {
             cmd.RunTask: self._emit_run,
+            cmd.WithdrawTask: self._emit_withdraw,
             cmd.Migrate: self._emit_migrate,
             cmd.FreeArtifacts: self._emit_free,
             cmd.ResetEdges: self._emit_reset,
@@ -124,10 +133,14 @@ class ControlProcess:
 
     def _serve(self) -> None:
         while not self._stopping:
-            self._wait(self._seconds_to_wake())
-            for message in received(self._events, self._decode_worker):
+            looks_ahead = self.plane.wants_to_look_ahead
+            self._wait(0.0 if looks_ahead else self._seconds_to_wake())
+            messages = received(self._events, self._decode_worker)
+            for message in messages:
                 self._on_worker(message)
             self._take_engine_messages()
+            if looks_ahead and not messages:
+                self._feed(ev.LookAhead())
             if self.plane.idle:
                 self.plane.check_integrity()
             if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
@@ -185,10 +198,18 @@ class ControlProcess:
 
     def _on_worker(self, message: msg.WorkerMessage) -> None:
         match message:
-            case msg.RunDone(dispatch_id, rank, started_s, finished_s):
+            case msg.RunStarted(dispatch_id, rank):
+                self._feed(ev.TaskStarted(dispatch_id, rank))
+            case msg.RunDispatched(dispatch_id, rank):
+                self._feed(ev.TaskDispatched(dispatch_id, rank))
+            case msg.RunSkipped(dispatch_id, rank):
+                self._passed(dispatch_id, rank)
+            case msg.RunDone(dispatch_id, rank, _, started_s, finished_s):
+                self._passed(dispatch_id, rank)
                 self._record_run(message)
                 self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s))
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
+                self._passed(dispatch_id, rank)
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
             case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s):
                 self._record_move(message)
@@ -204,7 +225,8 @@ class ControlProcess:
     def _record_run(self, done: msg.RunDone) -> None:
         if self.timeline is None:
             return
-        run = self._running[done.dispatch_id]
+        emitted = self._running[done.dispatch_id]
+        run = emitted.command
         for task in run.tasks:
             self.timeline.record(
                 rank=done.rank,
@@ -215,6 +237,9 @@ class ControlProcess:
                 layout=run.layout,
                 start_s=done.started_s,
                 end_s=done.finished_s,
+                decided_s=emitted.at_s,
+                dispatched_s=done.dispatched_s,
+                run_ahead=run.after is not None,
             )
 
     def _record_move(self, done: msg.MoveDone) -> None:
@@ -240,20 +265,36 @@ class ControlProcess:
         for command in commands:
             self._emitters[type(command)](command)
         match event:
-            case ev.TaskFinished(dispatch_id) | ev.TaskFailed(dispatch_id):
-                if dispatch_id not in self.plane.state.dispatches:
-                    self._running.pop(dispatch_id, None)
+            case ev.TaskFinished() | ev.TaskFailed() | ev.TaskWithdrawn():
+                for dispatch_id in self._running.keys() - self.plane.state.dispatches.keys():
+                    del self._running[dispatch_id]
             case ev.MigrationFinished(migration_id):
                 if migration_id not in self.plane.migrations:
                     self._moving.pop(migration_id, None)
+        while self._withdrawn:
+            self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
 
     def _emit_run(self, command: cmd.RunTask) -> None:
-        self._running[command.dispatch_id] = command
+        self._running[command.dispatch_id] = _Emitted(command, time.monotonic())
+        if command.after is not None:
+            self._to_come[command.dispatch_id] = set(command.layout.ranks)
         roots = [task.request_id for task in command.tasks if not task.inputs]
         payloads = {request_id: self._payloads[request_id] for request_id in roots}
         data = msg.encode(msg.Run(command, payloads))
         for rank in command.layout.ranks:
             push(self._compute[rank], data)
+
+    def _emit_withdraw(self, command: cmd.WithdrawTask) -> None:
+        if self._claims.withdraw(command.dispatch_id):
+            self._withdrawn.append(command.dispatch_id)
+
+    def _passed(self, dispatch_id: int, rank: int) -> None:
+        """A rank has a dispatch behind it; after the last one, nobody asks any more whether it runs."""
+        if (to_come := self._to_come.get(dispatch_id)) is not None:
+            to_come.discard(rank)
+            if not to_come:
+                del self._to_come[dispatch_id]
+                self._claims.forget(dispatch_id)
 
     def _emit_migrate(self, command: cmd.Migrate) -> None:
         self._moving[command.migration_id] = command
@@ -282,6 +323,13 @@ class ControlProcess:
         push(self._engine, message)
 
 
+class _Emitted(NamedTuple):
+    """A dispatch in flight and when it was sent."""
+
+    command: cmd.RunTask
+    at_s: float
+
+
 def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingWriter | None:
     if config.record_path is None:
         return None
@@ -292,6 +340,7 @@ def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> Recording
         policy_args=config.policy_args,
         admission=config.admission,
         costs=costs,
+        run_ahead=config.run_ahead,
     )
     return RecordingWriter(config.record_path, header)
 

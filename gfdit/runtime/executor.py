@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -11,20 +11,21 @@ from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts
 
+Results = Callable[[], dict[str, bytes]]
+"""Called on any thread once the device is done: results by request id, from the task that makes no artifact."""
+
 
 class TaskExecutor(Protocol):
     """Lives in one worker process.
 
     ``execute`` and ``call`` run on the compute thread; the artifact methods on the migration thread, at the
-    same time as a task of *another* request may run.
+    same time as a task of *another* request may run. ``free`` may be called from any thread.
     """
 
     device: torch.device
 
-    def execute(
-        self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]
-    ) -> dict[str, bytes]:
-        """Run one dispatch; keep its artifacts; return results by request id (from the task that makes none)."""
+    def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
+        """Launch one dispatch and keep its artifacts, without waiting for the device where it works by itself."""
         ...
 
     def export_artifact(self, artifact: str) -> ArtifactParts: ...

@@ -1,4 +1,4 @@
-"""The two lanes of a worker: tasks on the compute lane, artifact copies on the migration lane.
+"""The lanes of a worker, and that for artifact copies; the one for tasks is :mod:`gfdit.runtime.compute_lane`.
 
 Each lane runs its commands strictly in the order received, which is what keeps any two ranks agreed on the
 order of the collectives they share on that lane. Copies overlap tasks of other requests; a task that needs a
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import torch
 import zmq
 
-from gfdit.comm import CommError, GroupFreeComm
+from gfdit.comm import GroupFreeComm
 from gfdit.core.commands import Migrate
 from gfdit.migration.transfer import MigrationError, receive_artifact, send_artifact, send_failure
 from gfdit.runtime import messages as msg
@@ -121,79 +121,3 @@ def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object
         return contextlib.nullcontext()
     torch.cuda.set_device(device)
     return torch.cuda.stream(torch.cuda.Stream(device))
-
-
-class ComputeLane:
-    """Runs tasks, calls and edge resets on the worker's main thread."""
-
-    def __init__(
-        self,
-        rank: int,
-        config: RuntimeConfig,
-        context: zmq.Context,
-        events: zmq.Socket,
-        executor: TaskExecutor,
-        comm: GroupFreeComm,
-        migration: MigrationLane,
-    ) -> None:
-        self.rank = rank
-        self._executor = executor
-        self._comm = comm
-        self._migration = migration
-        self._commands = open_socket(context, zmq.PULL, config.address(f"compute{rank}"))
-        self._events = events
-        self._results = open_socket(context, zmq.PUSH, config.address("results"))
-        self._decode = msg.decoder(msg.ComputeMessage)
-
-    def run(self) -> None:
-        while (data := wait_for_command(self._commands)) is not None:
-            match self._decode.decode(data):
-                case msg.Run() as run:
-                    push(self._events, self._run(run))
-                case msg.Reset(command):
-                    self._comm.reset(command.ranks, generation=command.reset_id)
-                    push(self._events, msg.ResetDone(command.reset_id, self.rank))
-                case msg.Call() as call:
-                    push(self._events, self._call(call))
-                case msg.Stop():
-                    return
-
-    def _run(self, run: msg.Run) -> msg.RunDone | msg.RunFailed:
-        command = run.command
-        try:
-            own = [move.migration_id for move in command.migrations if self.rank in move.ranks]
-            self._migration.wait_for(own)
-            started_s = time.monotonic()
-            results = self._executor.execute(command.tasks, command.layout, run.payloads)
-            finished_s = time.monotonic()
-            for request_id, value in results.items():
-                push(self._results, msg.Result(request_id, value))
-            self._executor.free(command.consumes)
-        except Exception as error:
-            return self._failure(run, error)
-        return msg.RunDone(command.dispatch_id, self.rank, started_s, finished_s)
-
-    def _failure(self, run: msg.Run, error: Exception) -> msg.RunFailed:
-        """Report, and wake the peers that wait for this rank in a collective."""
-        command = run.command
-        self._comm.abort(command.layout.ranks)
-        names = ", ".join(task.id for task in command.tasks)
-        secondary = isinstance(error, CommError)
-        logger.error(
-            "rank %d: %s failed at %s",
-            self.rank,
-            names,
-            command.layout,
-            exc_info=None if secondary else error,
-        )
-        known = isinstance(error, TaskError)
-        text = str(error) if known else f"{names} failed on rank {self.rank}: {type(error).__name__}: {error}"
-        status_code = error.status_code if isinstance(error, TaskError) else 500
-        return msg.RunFailed(command.dispatch_id, self.rank, text, status_code, secondary)
-
-    def _call(self, call: msg.Call) -> msg.CallReply:
-        try:
-            return msg.CallReply(call.call_id, self.rank, True, self._executor.call(call.method, call.payload))
-        except Exception as error:
-            logger.exception("rank %d: call of %s failed", self.rank, call.method)
-            return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())

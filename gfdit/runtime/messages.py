@@ -127,9 +127,35 @@ class WorkerReady(Message, frozen=True):
     rank: int
 
 
-class RunDone(Message, frozen=True):
+class RunStarted(Message, frozen=True):
+    """The device has begun a dispatch."""
+
     dispatch_id: int
     rank: int
+    started_s: float
+
+
+class RunDispatched(Message, frozen=True):
+    """The host has launched all of a dispatch; the device may still be busy with it, or not have begun."""
+
+    dispatch_id: int
+    rank: int
+    dispatched_s: float
+
+
+class RunSkipped(Message, frozen=True):
+    """A queued dispatch was withdrawn before this rank came to it."""
+
+    dispatch_id: int
+    rank: int
+
+
+class RunDone(Message, frozen=True):
+    """The device is done with a dispatch."""
+
+    dispatch_id: int
+    rank: int
+    dispatched_s: float
     started_s: float
     finished_s: float
 
@@ -172,7 +198,18 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-WorkerMessage = WorkerReady | RunDone | RunFailed | MoveDone | ResetDone | CallReply | WorkerFailed
+WorkerMessage = (
+    WorkerReady
+    | RunStarted
+    | RunDispatched
+    | RunSkipped
+    | RunDone
+    | RunFailed
+    | MoveDone
+    | ResetDone
+    | CallReply
+    | WorkerFailed
+)
 
 
 class Result(Message, frozen=True):

@@ -39,7 +39,8 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
 def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.Socket) -> None:
     # Imported here: the control process imports this module and needs neither torch nor a model.
     from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
-    from gfdit.runtime.lanes import ComputeLane, MigrationLane
+    from gfdit.runtime.compute_lane import ComputeLane
+    from gfdit.runtime.lanes import MigrationLane
 
     heap = attach_heap(HeapDescriptor.from_json(config.heap), rank)
     comm = GroupFreeComm(heap, timeout_s=config.comm_timeout_s)

@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from gfdit.comm import SharedMemoryHeap
 from gfdit.core import ParallelSpec, Request, Shape, trajectory
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
-from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.config import RuntimeConfig, make_run_dir
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
 SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
@@ -30,7 +29,7 @@ class Runtime:
     """A control process with three workers."""
 
     def __init__(self, payload: bytes = b"", policy: str = POLICY, model: str = "m", **config: Any) -> None:
-        run_dir = Path(tempfile.mkdtemp(prefix="gfdit-test-"))
+        run_dir = make_run_dir("gfdit-test-")
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3)
         self.client = ControlClient(

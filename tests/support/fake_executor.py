@@ -13,11 +13,14 @@ from gfdit.comm import GroupFreeComm
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind
 from gfdit.migration.parts import ArtifactParts
-from gfdit.runtime.executor import TaskError
+from gfdit.runtime.executor import Results, TaskError
 
 
 class FakeExecutor:
-    """``payload`` of a request: seconds per task, or an instruction for its first task (see ``execute``)."""
+    """``payload`` of a request: seconds per task, or an instruction for its first task (see ``execute``).
+
+    A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it.
+    """
 
     device = torch.device("cpu")
 
@@ -26,21 +29,22 @@ class FakeExecutor:
         self.comm = comm
         self.artifacts: dict[str, torch.Tensor] = {}
 
-    def execute(
-        self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]
-    ) -> dict[str, bytes]:
+    def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         (task,) = tasks
         if task.request_id in payloads:
             self._obey(payloads[task.request_id].decode())
         total = torch.zeros(2)
         for name in task.inputs:
             total = total + self.artifacts[name]  # KeyError if a migration was forgotten
+        self._fail_if_told(task, "early")
         if len(layout.ranks) > 1:
             self.comm.barrier(self.comm.group(layout.ranks))
+        self._fail_if_told(task, "late")
         time.sleep(float(total[1]))
         for name in task.outputs:
             self.artifacts[name] = torch.tensor([float(task.step_index), self.task_s])
-        return {task.request_id: str(os.getpid()).encode()} if task.kind is TaskKind.DECODE else {}
+        made = {task.request_id: str(os.getpid()).encode()} if task.kind is TaskKind.DECODE else {}
+        return lambda: made
 
     def _obey(self, instruction: str) -> None:
         if instruction == "die":
@@ -50,6 +54,12 @@ class FakeExecutor:
         if instruction == "raise":
             raise ValueError("a bug")
         self.task_s = float(instruction)
+
+    def _fail_if_told(self, task: Task, when: str) -> None:
+        word, *numbers = task.request_id.split("-")
+        told = word == when and [task.step_index, self.rank] == [int(number) for number in numbers[:2]]
+        if told and task.kind is TaskKind.DENOISE:
+            raise ValueError("a bug")
 
     task_s = 0.0
 
