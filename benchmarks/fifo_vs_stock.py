@@ -30,7 +30,7 @@ from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
 NUM_RANKS = 2
-TARGET_RATIO = 1.03
+TARGET_RATIO = 1.01
 STOCK, OURS = "stock", "gfdit"
 METRICS = ("mean_latency_s", "p50_latency_s", "p95_latency_s")
 VLLM_FLAGS = ("--dtype", "float32", "--enforce-eager")

@@ -95,6 +95,35 @@ def time_by_part(spans: Iterable[Span], request: str) -> dict[str, float]:
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """One rank between two consecutive tasks of a request on one layout: ``before`` and ``after``."""
+
+    before: Span
+    after: Span
+
+    @property
+    def idle_s(self) -> float:
+        """How long the rank did nothing, from the end of one task to the start of the next."""
+        return self.after.start_s - self.before.end_s
+
+
+def boundaries(spans: Iterable[Span]) -> list[Boundary]:
+    """Where a denoising step follows the one before on the same ordered ranks, with nothing between."""
+    found = []
+    by_rank: dict[int, Span] = {}
+    for span in sorted(_tasks(spans), key=lambda span: span.start_s):
+        before, by_rank[span.rank] = by_rank.get(span.rank), span
+        if (
+            before is not None
+            and (before.request, before.kind, before.ranks, before.sp)
+            == (span.request, "denoise", span.ranks, span.sp)
+            and (span.kind, span.step) == ("denoise", before.step + 1)
+        ):
+            found.append(Boundary(before, span))
+    return found
+
+
 def rank_busy_ratio(spans: Iterable[Span], num_ranks: int) -> float:
     """Share of the ranks' time, from the first task's start to the last one's end, that ran tasks."""
     tasks = _tasks(spans)

@@ -1,6 +1,9 @@
 """Questions asked of a timeline, on small ones whose answers are plain to see."""
 
+from dataclasses import replace
+
 from gfdit.observe.analysis import (
+    boundaries,
     busiest_moment,
     degree_history,
     find_degree_change,
@@ -52,6 +55,19 @@ def test_migrations_are_not_tasks() -> None:
     move = Span(1, "b/latents/0", "b", "migrate", -1, 0, 0, (0, 1), 0.0, 4.0)
     assert len(busiest_moment([*steps("a", [1, 1]), move]).ranks_of) == 1
     assert rank_busy_ratio([*steps("a", [1, 1]), move], 2) == 0.5
+
+
+def test_boundaries_are_between_steps_of_one_request_on_one_layout() -> None:
+    spans = [replace(span, end_s=span.end_s - 0.25) for span in steps("a", [1, 1, 2, 2])]
+    assert [(b.after.step, b.after.rank, b.idle_s) for b in boundaries(spans)] == [
+        (1, 0, 0.25),
+        (3, 0, 0.25),
+        (3, 1, 0.25),
+    ]
+    other = Span(0, "b/denoise/0", "b", "denoise", 0, 1, 1, (0,), 0.8, 0.9)
+    assert [b.after.step for b in boundaries([*spans, other])] == [3, 3]
+    decode = Span(0, "a/decode", "a", "decode", 0, 1, 1, (0,), 4.0, 5.0)
+    assert len(boundaries([*spans, decode])) == 3
 
 
 def test_rank_busy_ratio() -> None:
