@@ -3,257 +3,186 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskView
-from gfdit.policies._ranks import FreeRanks
+from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
+from gfdit.policies._dues import ShadowQueue, Slack, set_dues
+from gfdit.policies._prospects import Prospect, Prospects
+from gfdit.policies._ranks import FreeRanks, RankCounts
 
 
-class Prospect(NamedTuple):
-    """What finishing a request takes now: seconds by specification, narrowest first, and the one it needs.
+class Start(NamedTuple):
+    """A task to run now."""
 
-    ``needed`` is the narrowest that meets the deadline, None if there is no deadline or no such specification.
-    """
-
-    seconds: dict[ParallelSpec, float]
-    narrow: ParallelSpec
-    needed: ParallelSpec | None
-
-    @property
-    def alone_s(self) -> float:
-        """Time on the narrowest specification."""
-        return self.seconds[self.narrow]
-
-    @property
-    def work_rank_s(self) -> float:
-        """Rank-seconds on the narrowest specification, which wastes least."""
-        return self.alone_s * self.narrow.size
+    task: TaskView
+    prospect: Prospect
+    spec: ParallelSpec
 
 
 @dataclass
 class Triage:
-    """Keep the largest set of requests that can all be in time, serve it first, and let nobody wait for ever.
+    """Shortest first, except where a deadline that can be met or a long wait says otherwise.
 
-    Re-decided at every step boundary, since a step is the unit of preemption:
+    Serving the shortest remaining work first, as narrow as possible, gives the best mean latency and loses many
+    deadlines. This policy starts from it and departs as little as it must, at every step boundary anew, since a
+    step is the unit of preemption:
 
-    1. *Who can be saved.* A request needs the narrowest specification that still meets its deadline. In order of
-       deadlines, while the rank-seconds due by one exceed ``share`` of what the ranks can do until then, the
-       request with the most work left per weight is given up (Moore and Hodgson's rule). It may be kept again at
-       the next decision. The share leaves room for those yet to come, which cannot be known.
-    2. *Who goes first.* The kept ones by deadline, then the others by the work they have left (shortest remaining
-       processing time first). When the kept ones have room to spare, the shortest goes first whoever it is:
-       that costs no deadline and shortens the mean.
-    3. *How wide.* What is kept gets what it needs, and if that saves it, waits until as many ranks are free.
-       Everything else stays narrow, where a rank-second does most. Ranks that nobody wants go where they save
-       most time each.
-    4. *Nobody starves.* The policy follows, as a fluid, what first come first served on single ranks would do, and
-       how long it would let a request wait since the system was last empty. Once the oldest requests need all
-       ranks to end within ``patience`` times that, newer ones stand back.
+    1. *Who can be saved.* A request needs the narrowest degree that still meets its deadline. In order of due
+       times, while the work due by one exceeds ``share`` of what the ranks can do until then, the kept request
+       with the most work per weight is given up (Moore and Hodgson's rule); it may be kept again at once after.
+       The share leaves room for those yet to come, which cannot be known. While others wait for ranks nobody is
+       kept who needs more than ``1 + max_waste`` times its least rank-seconds: it would delay them all.
+    2. *By when.* What is kept is due at its deadline. Everybody else is due ``patience`` times as long after
+       arrival as first come, first served on single ranks would let the slowest request take.
+    3. *Who goes first.* What would miss its due time unless it starts now. Then the shortest, as long as every
+       earlier due time can spare the rank-seconds of its step; then the others as they are due.
+    4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
+       there a rank-second does most. Ranks that nobody wants go where they save most time each.
 
-    Deadlines and patience pull in opposite directions: under overload the latest requests of first come first
-    served can only be matched by giving up its deadlines. ``patience`` 1 does that, infinity never.
-    A request of priority ``p`` weighs ``2 ** p``. ``objective="latency"`` ignores deadlines.
+    Deadlines and patience pull in opposite directions: under lasting overload the latest requests of first come,
+    first served are only matched by giving up deadlines. A ``patience`` near 1 does that, infinity never.
+
+    Nobody starves: who has waited for twice its patience goes before all others, the oldest first. So no latency
+    exceeds ``2 * patience + 1`` times the longest one of that shadow queue since the system was last empty, plus
+    the request's own time on one rank and one step of another, but for rank-seconds spent on wider degrees.
+
+    ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
+    deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the
+    rank-seconds of every request, which stay their least even where ranks are idle. The other arguments switch
+    mechanisms off, to see what they do.
     """
 
     share: float = 0.85
-    patience: float = 2.0
-    objective: Literal["deadlines", "latency"] = "deadlines"
+    patience: float = 1.25
+    max_waste: float = 0.25
+    objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
+    giving_up: bool = True
+    shortest_first: bool = True
+    waiting: bool = True
+    widening: bool = True
     name = "triage"
-    _queue: ShadowQueue = field(default_factory=lambda: ShadowQueue(), init=False, repr=False)
+    run_ahead = True
+    queue_order = "deadline"
+    _prospects: Prospects = field(init=False, repr=False)
+    _queue: ShadowQueue = field(default_factory=ShadowQueue, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
-        if not self.patience >= 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be above 0, got {self.patience}")
+        if not self.max_waste >= 0:
+            raise ValueError(f"max_waste must be at least 0, got {self.max_waste}")
+        self._prospects = Prospects(
+            deadlines=self.objective == "deadlines", weights=self.objective in ("deadlines", "weighted")
+        )
 
     def schedule(self, view: SchedulerView) -> Decision:
-        prospects = {name: self._prospect(request, view) for name, request in view.requests.items()}
-        self._queue.follow(view.requests, prospects, len(view.ranks))
-        kept, room = self._keep(view, prospects)
-        pressing = self._pressing(view, prospects)
-
-        def urgency(task: TaskView) -> tuple[float, ...]:
-            request = view.requests[task.request_id]
-            shortest = prospects[request.id].work_rank_s / _weight(request)
-            if request.id in kept and not room:
-                return (-pressing.get(request.id, 0), 0, kept[request.id], shortest)
-            return (-pressing.get(request.id, 0), 0 if room else 1, shortest)
-
+        prospects = self._prospects.of(view)
+        self._queue.follow(prospects, len(view.ranks))
+        tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
+        ready = [prospects[name] for name in reversed(tasks) if name in prospects]
         free = FreeRanks.of(view.ranks)
-        chosen: list[tuple[TaskView, ParallelSpec]] = []
-        left = len(free)
-        for task in sorted(view.ready, key=urgency):
-            if left == 0:
-                break
-            if self._worth_waiting(task, prospects[task.request_id], left, kept, view):
-                left = 0  # the others of its ranks are about to finish their steps
-            elif spec := _fitting(task, prospects[task.request_id], left, view):
-                chosen.append((task, spec))
-                left -= spec.size
-        if left and len(chosen) == len(view.ready):
-            chosen = _widen(chosen, left, prospects, view)
+        set_dues(
+            prospects.values(),
+            self.patience * self._queue.longest_s,
+            capacity=(self.share if self.giving_up else math.inf) * len(view.ranks),
+            max_waste=self.max_waste if len(ready) > len(free) else math.inf,
+            now_s=view.now_s,
+        )
+        left = RankCounts(free)
+        starts: list[Start] = []
+        for prospect in self._in_turn(ready, prospects.values(), len(free), view):
+            task = tasks[prospect.request.id]
+            most = left.of(task.model)
+            spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
+            if spec.size > most:
+                if self.waiting and _is_worth_waiting(prospect, spec.size - most, view):
+                    break  # the ranks that are left are for this one
+                spec = max([s for s in prospect.specs if s.size <= most], key=attrgetter("size"), default=spec)
+            if spec.size <= most:
+                starts.append(Start(task, prospect, spec))
+                left.take(task.model, spec.size)
+                if not left:
+                    break
+        else:
+            if self.widening and self.objective != "throughput" and left and len(starts) == len(ready):
+                starts = _widened(starts, left)
         dispatches = []
-        for task, spec in chosen:
-            if layout := free.take(spec, task.model, view.requests[task.request_id].last_layout):
-                dispatches.append(Dispatch((task.id,), layout))
+        for start in starts:
+            if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
+                dispatches.append(Dispatch((start.task.id,), layout))
         return Decision(tuple(dispatches))
 
-    def _worth_waiting(
-        self, task: TaskView, prospect: Prospect, num_free: int, kept: Mapping[str, float], view: SchedulerView
-    ) -> bool:
-        """Whether a kept request lacks ranks for what it needs, and would be in time if it waited for them."""
-        spec = prospect.needed
-        if task.request_id not in kept or spec is None or spec not in task.candidates or spec.size <= num_free:
-            return False
-        busy_until_s = sorted(rank.busy_until_s for rank in view.ranks if rank.busy_until_s is not None)
-        lacking = spec.size - num_free
-        if lacking > len(busy_until_s):
-            return False
-        return busy_until_s[lacking - 1] + prospect.seconds[spec] <= kept[task.request_id]
-
-    def _prospect(self, request: RequestView, view: SchedulerView) -> Prospect:
-        seconds = {
-            spec: view.cost.remaining_s(request, ExecutionLayout(_RANKS[: spec.size], spec))
-            for spec in request.candidates
-        }
-        narrow = min(seconds, key=lambda spec: (spec.size, spec.sp))
-        due_s = math.inf if request.deadline_s is None else request.deadline_s - view.now_s
-        needed = None
-        if self.objective == "deadlines" and request.deadline_s is not None:
-            needed = min(
-                (spec for spec, left_s in seconds.items() if left_s <= due_s),
-                key=lambda spec: (spec.size, spec.sp),
-                default=None,
-            )
-        return Prospect(seconds, narrow, needed)
-
-    def _keep(self, view: SchedulerView, prospects: Mapping[str, Prospect]) -> tuple[dict[str, float], bool]:
-        """The deadlines of the requests to save, and whether they have room to spare."""
-        capacity = self.share * len(view.ranks)
-        saved: list[tuple[float, str]] = []
-        by_deadline = sorted(
-            (request.deadline_s, name)
-            for name, request in view.requests.items()
-            if request.deadline_s is not None and prospects[name].needed is not None
-        )
-        demand_rank_s = 0.0
-        for deadline_s, name in by_deadline:
-            work_rank_s = _needed_rank_s(prospects[name])
-            demand_rank_s += work_rank_s
-            heappush(saved, (-work_rank_s / _weight(view.requests[name]), name))
-            while saved and demand_rank_s > capacity * (deadline_s - view.now_s):
-                demand_rank_s -= _needed_rank_s(prospects[heappop(saved)[1]])
-        names = {name for _, name in saved}
-        kept = {name: deadline_s for deadline_s, name in by_deadline if name in names}
-        return kept, self._has_room(kept, view, prospects)
-
-    def _has_room(self, kept: Mapping[str, float], view: SchedulerView, prospects: Mapping[str, Prospect]) -> bool:
-        """Whether every kept request would still be in time if the longest request of all went first."""
-        demand_rank_s = 0.0
-        longest_s = max((prospect.alone_s for prospect in prospects.values()), default=0.0)
-        for name, deadline_s in kept.items():
-            prospect = prospects[name]
-            assert prospect.needed is not None
-            demand_rank_s += _needed_rank_s(prospect)
-            due_s = deadline_s - view.now_s
-            spare_rank_s = self.share * len(view.ranks) * due_s - demand_rank_s
-            if min(spare_rank_s, (due_s - prospect.seconds[prospect.needed]) * len(view.ranks)) < longest_s:
-                return False
-        return True
-
-    def _pressing(self, view: SchedulerView, prospects: Mapping[str, Prospect]) -> dict[str, int]:
-        """Requests that must go before newer ones: 1, or 2 for one that is late even if it starts now."""
-        longest_s = self.patience * self._queue.longest_s
-        demand_rank_s, older, pressing = 0.0, [], {}
-        for name, request in view.requests.items():  # in order of arrival
-            left_s = request.arrival_s + longest_s - view.now_s
-            demand_rank_s += prospects[name].work_rank_s
-            older.append(name)
-            if demand_rank_s >= len(view.ranks) * left_s:
-                pressing.update(dict.fromkeys(older, 1))
-                older = []
-            if prospects[name].alone_s >= left_s:
-                pressing[name] = 2
-        return pressing
+    def _in_turn(
+        self, ready: Sequence[Prospect], prospects: Collection[Prospect], num_free: int, view: SchedulerView
+    ) -> Iterator[Prospect]:
+        if num_free >= sum([prospect.spec.size for prospect in ready]):
+            yield from ready  # there is room for all
+            return
+        now_s, longest_s = view.now_s, self._queue.longest_s
+        blocked_s = max([prospect.step_s for prospect in ready])  # how long a rank may be, before it can be had
+        overdue, urgent, others = [], [], []
+        for prospect in ready:
+            if now_s > prospect.request.arrival_s + 2 * self.patience * longest_s:
+                overdue.append(prospect)
+            elif now_s <= prospect.due_s and prospect.latest_start_s < now_s + (
+                2 * blocked_s if prospect.needed else blocked_s  # several ranks come free one after the other
+            ):
+                urgent.append(prospect)
+            else:
+                others.append(prospect)
+        urgent.sort(key=attrgetter("due_s", "shortness"))
+        for prospect in (*overdue, *urgent):
+            num_free -= prospect.spec.size
+            yield prospect
+        if not self.shortest_first:
+            yield from sorted(others, key=attrgetter("due_s", "shortness"))
+            return
+        slack = Slack(prospects, len(view.ranks), view.now_s)
+        others.sort(key=attrgetter("shortness", "due_s"))
+        waiting = []
+        for prospect in others:
+            if num_free > 0 and slack.spend(prospect.step_s, prospect.due_s):
+                num_free -= 1
+                yield prospect
+            else:
+                waiting.append(prospect)
+        waiting.sort(key=attrgetter("due_s", "shortness"))
+        yield from waiting
 
 
-@dataclass
-class ShadowQueue:
-    """How long first come first served on single ranks would let requests wait, the work flowing like a fluid.
+def _is_worth_waiting(prospect: Prospect, num_lacking: int, view: SchedulerView) -> bool:
+    """Whether a kept request is in time if it waits for the ranks that it lacks for the degree it needs."""
+    if not prospect.kept:
+        return False
+    model = prospect.request.model
+    ends_s = sorted([r.busy_until_s for r in view.ranks if r.busy_until_s is not None and model in r.resident])
+    return num_lacking <= len(ends_s) and ends_s[num_lacking - 1] <= prospect.latest_start_s
 
-    ``longest_s`` is the longest time from arrival to end since no request was alive.
-    """
 
-    longest_s: float = 0.0
-    _backlog_rank_s: float = 0.0
-    _until_s: float = 0.0
-    _alive: set[str] = field(default_factory=set)
-
-    def follow(
-        self, requests: Mapping[str, RequestView], prospects: Mapping[str, Prospect], num_ranks: int
-    ) -> None:
-        self._alive &= requests.keys()
-        for name, request in requests.items():  # in order of arrival
-            if name in self._alive:
+def _widened(starts: list[Start], left: RankCounts) -> list[Start]:
+    """Give idle ranks to the requests that they shorten most, per rank, as long as any gains."""
+    starts = list(starts)
+    while left:
+        best, most_s = None, 0.0
+        for index, (task, prospect, spec) in enumerate(starts):
+            if task.kind is not TaskKind.DENOISE:
                 continue
-            if not self._alive:
-                self.longest_s = self._backlog_rank_s = 0.0
-            drained = num_ranks * (request.arrival_s - self._until_s)
-            self._backlog_rank_s = max(0.0, self._backlog_rank_s - drained)
-            self._until_s = request.arrival_s
-            waiting_s = self._backlog_rank_s / max(num_ranks, 1)
-            self.longest_s = max(self.longest_s, waiting_s + prospects[name].alone_s)
-            self._backlog_rank_s += prospects[name].work_rank_s
-            self._alive.add(name)
-
-
-_RANKS = tuple(range(1024))  # costs depend on the specification only; which ranks does not matter
-
-
-def _weight(request: RequestView) -> float:
-    return 2.0**request.priority
-
-
-def _needed_rank_s(prospect: Prospect) -> float:
-    spec = prospect.needed
-    return 0.0 if spec is None else prospect.seconds[spec] * spec.size
-
-
-def _fitting(task: TaskView, prospect: Prospect, num_free: int, view: SchedulerView) -> ParallelSpec | None:
-    """What the request needs, or the widest below it that fits; without need, the narrowest."""
-    offered = view.cost.candidates(task)
-    wanted = (prospect.needed or prospect.narrow).size
-    fitting = [spec for spec in offered if spec.size <= min(num_free, wanted)]
-    if fitting:
-        return max(fitting, key=lambda spec: (spec.size, spec.sp))
-    return offered[0] if offered[0].size <= num_free else None
-
-
-def _widen(
-    chosen: list[tuple[TaskView, ParallelSpec]],
-    num_idle: int,
-    prospects: Mapping[str, Prospect],
-    view: SchedulerView,
-) -> list[tuple[TaskView, ParallelSpec]]:
-    """Give idle ranks to the tasks whose requests they shorten most, per rank, as long as any gains."""
-    chosen = list(chosen)
-    while num_idle:
-        best_s, best = 0.0, None
-        for index, (task, spec) in enumerate(chosen):
-            seconds = prospects[task.request_id].seconds
-            for wider in view.cost.candidates(task):
-                extra = wider.size - spec.size
-                if 0 < extra <= num_idle and wider in seconds and spec in seconds:
-                    saved_s = (seconds[spec] - seconds[wider]) / extra
-                    if saved_s > best_s:
-                        best_s, best = saved_s, (index, wider)
+            num_left = left.of(task.model)
+            at = prospect.specs.index(spec)
+            for wider in range(at + 1, len(prospect.specs)):
+                extra = prospect.specs[wider].size - spec.size
+                if extra <= num_left:
+                    saved_s = (prospect.left_s[at] - prospect.left_s[wider]) / extra
+                    if saved_s > most_s:
+                        best, most_s = (index, prospect.specs[wider]), saved_s
         if best is None:
             break
-        index, wider = best
-        num_idle -= wider.size - chosen[index][1].size
-        chosen[index] = (chosen[index][0], wider)
-    return chosen
+        index, spec = best
+        left.take(starts[index].task.model, spec.size - starts[index].spec.size)
+        starts[index] = starts[index]._replace(spec=spec)
+    return starts

@@ -26,7 +26,7 @@ MAX_GROWTH, MAX_P99_S, MAX_SHARE = 12.0, 1e-3, 0.05
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_policy_options(parser, required=False)
+    add_policy_options(parser, default="default: all installed")
     parser.add_argument(
         "--requests", type=int, default=100, help="of the short trace; the long one has ten times it"
     )

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from gfdit.core.admission import AdmissionMode
+from gfdit.core.policy_loading import DEFAULT_POLICY
 from gfdit.sim.compare import PolicyChoice
 
 
-def add_policy_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_policy_options(parser: argparse.ArgumentParser, *, default: str = f"default: {DEFAULT_POLICY}") -> None:
     """What is said of a policy belongs after it; with a single policy the order is free."""
     parser.add_argument(
         "--policy",
         action=_InOrder,
-        required=required,
-        help="a name (see `gfdit policies`), module:Class or file.py:Class; repeat to compare",
+        help=f"a name (see `gfdit policies`), module:Class or file.py:Class; repeat to compare ({default})",
     )
     parser.add_argument(
         "--policy-arg", action=_InOrder, metavar="KEY=VALUE", help="an argument of the --policy before it; repeat"
@@ -29,8 +29,10 @@ def add_policy_options(parser: argparse.ArgumentParser, *, required: bool = True
 
 
 def chosen_policies(args: argparse.Namespace) -> tuple[PolicyChoice, ...]:
-    """Every choice loads. Raises `ValueError` for one that does not, or that is there twice."""
-    given: list[tuple[str, str]] = args.policies
+    """Every choice loads; without any it is the default. `ValueError` for one that does not, or is there twice."""
+    given: list[tuple[str, str]] = getattr(args, "policies", None) or []
+    if not any(option == "--policy" for option, _ in given):
+        given = [("--policy", DEFAULT_POLICY), *given]
     if sum(option == "--policy" for option, _ in given) == 1:
         given = sorted(given, key=lambda item: item[0] != "--policy")
     choices: list[PolicyChoice] = []

@@ -9,18 +9,19 @@ from typing import Any, get_args
 
 from gfdit.core.admission import AdmissionMode
 from gfdit.core.cost_file import CostTable
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
 from gfdit.omni.settings import Settings
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
-DEFAULT_POLICY = "equipartition"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a checkpoint directory or hub name vLLM-Omni can serve")
     parser.add_argument("--ranks", type=int, metavar="N", default=1, help="devices, one full replica on each")
     parser.add_argument(
-        "--policy", default=DEFAULT_POLICY, help="a name (see `gfdit policies`), module:Class or file.py:Class"
+        "--policy",
+        default=DEFAULT_POLICY,
+        help=f"a name (see `gfdit policies`), module:Class or file.py:Class (default: {DEFAULT_POLICY})",
     )
     parser.add_argument(
         "--policy-arg", action="append", default=[], metavar="KEY=VALUE", help="an argument of the policy; repeat"

@@ -24,6 +24,7 @@ from gfdit.core.admission import with_admission
 from gfdit.core.policy import Policy
 
 GROUP = "gfdit.policies"
+DEFAULT_POLICY = "triage"
 REQUIRED = inspect.Parameter.empty
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Settings:
     only exhaust the memory of a rank, and take every other request with it.
     """
 
-    policy: str = "equipartition"
+    policy: str = DEFAULT_POLICY
     policy_args: dict[str, str] = field(default_factory=dict)
     admission: str = "none"
     ranks: int | None = None

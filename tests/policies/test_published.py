@@ -1,4 +1,4 @@
-"""All published policies: valid decisions on random runs, nothing starves, an idle machine never waits."""
+"""Published policies and the default: valid decisions on random runs, nothing starves, no idle machine waits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gfdit.policies.rssp import Rssp
 from gfdit.policies.srtf import Srtf
 from gfdit.policies.static import Static
 from gfdit.policies.tetriserve import TetriServe
+from gfdit.policies.triage import Triage
 from tests.support.cluster import Cluster, Faults
 from tests.support.timed_cluster import simulate
 from tests.support.workload import CFG_2, SP_1_2_4, Arrival, make_request, random_requests
@@ -31,6 +32,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "rssp": Rssp,
     "tetriserve": TetriServe,
     "tetriserve-bare": lambda: TetriServe(1, False, False, False, False, False),
+    "triage": Triage,
+    "triage-throughput": lambda: Triage(objective="throughput"),
+    "triage-bare": lambda: Triage(giving_up=False, shortest_first=False, waiting=False, widening=False),
 }
 SEEDS = st.integers(0, 2**32 - 1)
 FAULTS = Faults(task=0.05, cancel=0.01, rank_lost=0.01, late_report=0.05)

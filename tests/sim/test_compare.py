@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gfdit.cli import main as cli
+from gfdit.core.policy_loading import DEFAULT_POLICY
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import estimate
 from gfdit.sim.simulator import SimulationOptions
@@ -236,6 +237,12 @@ def test_an_argument_belongs_to_the_policy_before_it(here: Path, capsys: pytest.
     assert told in error_of(
         capsys, lambda: sim("--policy-arg", "group_size=2", "--policy", "fcfs", "--policy", "equipartition")
     )
+
+
+def test_without_a_policy_it_is_the_default(here: Path) -> None:
+    assert sim("--json", "a.json") == sim("--policy-arg", "share=0.5", "--json", "b.json") == 0
+    for name in ("a.json", "b.json"):
+        assert json.loads(Path(name).read_text())["policy"] == DEFAULT_POLICY
 
 
 def test_what_a_policy_does_wrong_is_told_with_the_others_written(

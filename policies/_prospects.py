@@ -1,0 +1,158 @@
+"""What finishing a request takes from now on, at every degree of parallelism."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
+from gfdit.core.estimates import Estimates
+from gfdit.policies._allocation import ROUNDING_S, useful_degrees
+
+MAX_PRIORITY = 64
+
+
+@dataclass(eq=False, slots=True)
+class Prospect:
+    """A live request and what it still needs behind the task that it runs, if it runs one.
+
+    ``specs`` are the useful degrees, narrowest first: each is faster than those before. Denoising all steps left
+    at one of them takes ``left_s`` seconds with everything that comes after, and ``left_rank_s`` rank-seconds.
+    ``free_s`` is when the running task should end, minus infinity without one; it holds ``num_held`` ranks.
+
+    The last four fields change with time: whether the deadline is to be met, the narrowest of ``specs`` that does
+    it (by index, 0 if it is not), the rank-seconds that are needed in all, and by when.
+    """
+
+    request: RequestView
+    specs: tuple[ParallelSpec, ...]
+    left_s: tuple[float, ...]
+    left_rank_s: tuple[float, ...]
+    step_s: float  # of the next step at the narrowest degree
+    weight: float
+    deadline_s: float  # infinite without one
+    free_s: float = -math.inf
+    num_held: int = 0
+    shortness: float = field(init=False)  # rank-seconds left at the narrowest degree, for each unit of weight
+    narrow_until_s: float = field(init=False)  # the narrowest degree meets the deadline if it starts by then
+    kept: bool = field(init=False, default=False)
+    needed: int = field(init=False, default=0)
+    work_rank_s: float = field(init=False, default=0.0)
+    due_s: float = field(init=False, default=math.inf)
+
+    def __post_init__(self) -> None:
+        self.shortness = self.left_rank_s[0] / self.weight
+        self.narrow_until_s = self.deadline_s - self.left_s[0] + ROUNDING_S
+
+    @property
+    def spec(self) -> ParallelSpec:
+        return self.specs[self.needed]
+
+    @property
+    def latest_start_s(self) -> float:
+        """When the next step must start to be over by ``due_s``."""
+        return self.due_s - self.left_s[self.needed]
+
+    def keep(self, now_s: float, max_waste: float) -> None:
+        """Find the narrowest degree that meets the deadline; keep the request if there is one for its price.
+
+        Where a degree is just too slow the next one is needed only until it is fast enough again: the work lies
+        between those of both.
+        """
+        start_s = max(now_s, self.free_s)
+        if start_s <= self.narrow_until_s:
+            self.kept, self.needed = True, 0
+            self.work_rank_s = self.left_rank_s[0] + self.num_held * (start_s - now_s)
+            return
+        left_s, left_rank_s, allowed_s = self.left_s, self.left_rank_s, self.deadline_s - start_s + ROUNDING_S
+        needed = next((index for index, seconds in enumerate(left_s) if seconds <= allowed_s), 0)
+        if not needed or left_rank_s[needed] > (1 + max_waste) * left_rank_s[0]:
+            self.give_up(now_s)
+            return
+        share = (left_s[needed - 1] - allowed_s) / (left_s[needed - 1] - left_s[needed])
+        rank_s = left_rank_s[needed - 1] + share * (left_rank_s[needed] - left_rank_s[needed - 1])
+        self.kept, self.needed = True, needed
+        self.work_rank_s = rank_s + self.num_held * (start_s - now_s)
+
+    def give_up(self, now_s: float) -> None:
+        """The rest is done at the narrowest degree."""
+        self.kept, self.needed = False, 0
+        self.work_rank_s = self.left_rank_s[0] + self.num_held * max(0.0, self.free_s - now_s)
+
+
+class Prospects:
+    """Prospects by request; one is made again only when its request, the ranks or the costs have changed."""
+
+    def __init__(self, *, deadlines: bool = True, weights: bool = True) -> None:
+        self._deadlines, self._weights = deadlines, weights
+        self._estimates = Estimates()
+        self._known: dict[str, Prospect] = {}
+        self._num_able: Counter[str] = Counter()  # ranks by model
+        self._num_ranks = 0
+        self._version = 0
+        self._since_s = -math.inf
+
+    def of(self, view: SchedulerView) -> Mapping[str, Prospect]:
+        """In order of arrival, without requests that no ranks can run."""
+        if self._is_old(view):
+            self._known = {}
+            self._num_able = Counter([model for rank in view.ranks for model in rank.resident])
+            self._num_ranks, self._version, self._since_s = len(view.ranks), view.cost.version, view.now_s
+        known = self._known
+        for name, request in view.requests.items():
+            prospect = known.get(name)
+            if (prospect is None or prospect.request is not request) and (made := self._make(request, view)):
+                known[name] = made
+        if len(known) > len(view.requests):
+            for name in known.keys() - view.requests.keys():
+                del known[name]
+        return known
+
+    def _is_old(self, view: SchedulerView) -> bool:
+        if len(view.ranks) != self._num_ranks:
+            return True
+        age_s = view.now_s - self._since_s
+        return view.cost.version != self._version and not 0 <= age_s <= self._estimates.max_age_s
+
+    def _make(self, request: RequestView, view: SchedulerView) -> Prospect | None:
+        times = self._estimates.of(request, view)
+        degrees = useful_degrees(times.step_s, self._num_able[request.model])
+        if not degrees:
+            return None
+        num_steps, after_s = request.tasks_left.get(TaskKind.DENOISE, 0), times.around_s(request)
+        free_s, num_held = -math.inf, 0
+        if request.running and request.last_layout:
+            free_s, num_held = _free_s(request.last_layout, view), len(request.last_layout.ranks)
+            kind = next(kind for kind in TaskKind if request.tasks_left.get(kind))
+            if kind is TaskKind.DENOISE:
+                num_steps -= 1
+            else:
+                after_s -= times.other_s[kind]
+        return Prospect(
+            request=request,
+            specs=tuple([spec for spec, _ in degrees]),
+            left_s=tuple([after_s + num_steps * step_s for _, step_s in degrees]),
+            left_rank_s=tuple([after_s + num_steps * spec.size * step_s for spec, step_s in degrees]),
+            step_s=degrees[0][1],
+            weight=_weight(request.priority) if self._weights else 1.0,
+            deadline_s=request.deadline_s if self._deadlines and request.deadline_s is not None else math.inf,
+            free_s=free_s,
+            num_held=num_held,
+        )
+
+
+def _weight(priority: int) -> float:
+    """Priorities beyond this say nothing more, and clients choose them."""
+    return 2.0 ** max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
+
+
+def _free_s(layout: ExecutionLayout, view: SchedulerView) -> float:
+    """When the first rank of ``layout`` should be free; minus infinity if it is."""
+    index = bisect_left(view.ranks, layout.ranks[0], key=lambda rank: rank.id)
+    for rank in view.ranks[index : index + 1]:
+        if rank.id == layout.ranks[0] and rank.busy_until_s is not None:
+            return rank.busy_until_s
+    return -math.inf
