@@ -44,7 +44,7 @@ class DeadlineAdmission:
         """Rejects with the reason and, if it would fit an emptier machine, with how long to wait for that."""
         if request.deadline_s is None:
             return Admission.accept()
-        allowed_s = request.deadline_s - view.now_s
+        allowed_s = max(0.0, request.deadline_s - view.now_s)
         alone_s = self._end_s(request, (), view)
         if alone_s > allowed_s:
             return Admission.reject(

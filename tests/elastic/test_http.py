@@ -26,7 +26,7 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, timeline: Path) -> Iterator[ServerProcess]:
     argv = ["gfdit", "serve", str(model), "--ranks", "2", "--policy", "equipartition"]
-    argv += ["--timeline", str(timeline), "--", "--enforce-eager", "--dtype", "float32"]
+    argv += ["--admission", "deadline", "--timeline", str(timeline), "--", "--enforce-eager", "--dtype", "float32"]
     with start_server(argv, free_port(), timeline.with_name("log")) as server:
         yield server
 
@@ -58,6 +58,12 @@ def test_an_image_with_every_option(server: ServerProcess) -> None:
 def test_bad_options_are_named(server: ServerProcess, options: Any, message: str) -> None:
     status, error = generate(server, {"gfdit": options})
     assert status == 400 and message in json.dumps(error)
+
+
+def test_admission_turns_away_what_cannot_be_in_time(server: ServerProcess) -> None:
+    status, error = generate(server, {"gfdit": {"deadline_ms": 0.01}})
+    assert status == 429 and "on an idle machine, the deadline allows 0.0 s" in json.dumps(error)
+    assert generate(server, {"gfdit": {"deadline_ms": 600_000}})[0] == 200
 
 
 @pytest.mark.parametrize("size", [(200_000, 128), (100_000, 100_000), (0, 128)])
