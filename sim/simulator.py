@@ -245,7 +245,7 @@ class Simulator:
             request.shape,
             request.cfg,
             artifact_kind(request.id, command.artifact),
-            len(command.destinations),
+            command.num_copies,
         )
         copy = self._devices.copy(command, seconds, self._now_s)
         self._at(copy.end_s, self._finish_copy, copy)

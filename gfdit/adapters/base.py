@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, Task, TaskGraph
-from gfdit.migration.parts import ArtifactParts, join_fields, split_fields
+from gfdit.migration.codec import Artifact, ArtifactCodec
 
 if TYPE_CHECKING:
     import torch
     from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
     from vllm_omni.diffusion.request import OmniDiffusionRequest
-
-Artifact = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +30,6 @@ class Trajectory:
     num_steps: int
     cfg: bool
     graph: TaskGraph
-
-
-class ArtifactCodec(Protocol):
-    """How an artifact's fields travel: tensors by collective, the rest as bytes."""
-
-    def pack(self, artifact: Artifact) -> ArtifactParts: ...
-
-    def unpack(self, parts: ArtifactParts, device: torch.device) -> Artifact: ...
-
-
-class ReplicatedCodec:
-    """Every tensor field is whole on every rank of a layout; everything else is metadata.
-
-    This is how vLLM-Omni's sequence parallelism keeps its state: tokens are split inside the transformer only.
-    """
-
-    def pack(self, artifact: Artifact) -> ArtifactParts:
-        return split_fields(artifact)
-
-    def unpack(self, parts: ArtifactParts, device: torch.device) -> Artifact:
-        return join_fields(parts, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +74,6 @@ class ModelAdapter(Protocol):
         """The request's ``OmniDiffusionSamplingParams``, which select its LoRA adapter."""
         ...
 
-    def codec(self, artifact: str) -> ArtifactCodec: ...
+    def codec(self, artifact: str) -> ArtifactCodec:
+        """Which fields ``artifact`` has and how they are split, by its id."""
+        ...

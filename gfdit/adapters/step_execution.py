@@ -22,10 +22,11 @@ from vllm_omni.diffusion.worker.utils import (
     merge_stage_durations,
 )
 
-from gfdit.adapters.base import Artifact, ArtifactCodec, ReplicatedCodec, TaskCall, TaskOutput, Trajectory
+from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, trajectory
+from gfdit.migration.codec import Artifact, ArtifactCodec, FieldCodec
 
 # Fields of vLLM-Omni's StepRequestState that are written once, by encoding, and only read afterwards.
 CONDITIONING_FIELDS = frozenset(
@@ -55,7 +56,9 @@ class StepExecutionAdapter:
         self.num_ranks = num_ranks
         self.pipeline: Any = None
         self.device = torch.device("cpu")
-        self._codec = ReplicatedCodec()
+        # Nothing is split between steps: vLLM-Omni splits tokens inside the transformer only and gathers its
+        # output, and the scheduler steps on whole latents on every rank.
+        self._codec = FieldCodec()
 
     # Engine half
 

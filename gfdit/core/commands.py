@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
+from gfdit.core.transfers import Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Copy an artifact from ``source`` to ``destinations`` (ranks that lack it) on the migration lane."""
+    """Bring an artifact to the ranks of ``target``, each its part of it, on the migration lane.
+
+    ``ranks``, ascending, take part; each runs its ``transfers`` in the order given. ``held`` says under which
+    layout those that hold some of the artifact do. ``view`` is what it consists of.
+    """
 
     migration_id: int
     request_id: str
     artifact: str
-    source: int
-    destinations: tuple[int, ...]
+    ranks: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+    target: ExecutionLayout
+    held: tuple[tuple[int, ExecutionLayout], ...] = ()
+    view: ArtifactView = UNKNOWN
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return (self.source, *self.destinations)
+    def num_copies(self) -> int:
+        """How often something goes to a rank."""
+        return sum([len(transfer.destinations) for transfer in self.transfers])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError
 from gfdit.core.records import DispatchRecord, RankRecord, RequestRecord
 from gfdit.core.rules import check_decision, check_dispatch
 from gfdit.core.state import ClusterState
-from gfdit.core.tasks import Task
 
 
 class ControlPlane:
@@ -138,6 +137,7 @@ class ControlPlane:
         if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
             return False
         dispatch.seconds = max(dispatch.seconds, event.seconds)
+        dispatch.made.update(event.views)
         return self._close_if_done(dispatch)
 
     def _on_failed(self, event: ev.TaskFailed) -> bool:
@@ -412,7 +412,10 @@ class ControlPlane:
         views = tuple([self.state.ready.by_id[name] for name in dispatch.tasks])
         tasks = tuple([self.state.requests[view.request_id].offered[view.id] for view in views])
         busy_until_s = self._now_s + self.cost.task_s(views[0], layout, len(tasks))
-        migrations = [self._migrate(task, *move) for task in tasks for move in self.state.plan_moves(task, layout)]
+        migrations = [move for task in tasks for move in self.state.move_inputs(task, layout, self._new_id)]
+        for migration in migrations:
+            self.migrations[migration.migration_id] = set(migration.ranks)
+        self._out.extend(migrations)
         if migrations:
             busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
         consumes = tuple([name for task in tasks for name in self.state.last_reads(task)])
@@ -424,12 +427,6 @@ class ControlPlane:
                 self._out.append(cmd.StartRequest(owner.request.id, self._now_s - owner.request.arrival_s))
         self.state.occupy(record, busy_until_s)
         self._out.append(cmd.RunTask(record.id, tasks, layout, tuple(migrations), consumes))
-
-    def _migrate(self, task: Task, artifact: str, source: int, destinations: tuple[int, ...]) -> cmd.Migrate:
-        migration = cmd.Migrate(self._new_id(), task.request_id, artifact, source, destinations)
-        self.migrations[migration.migration_id] = set(migration.ranks)
-        self._out.append(migration)
-        return migration
 
     def _new_id(self) -> int:
         self._next_id += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.tasks import Request, TaskGraph
 
 
@@ -43,11 +44,16 @@ class TaskWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """The device of one rank is done; ``seconds`` is its measured execution time."""
+    """The device of one rank is done; ``seconds`` is its measured execution time.
+
+    The first rank of the layout tells with ``views`` what the artifacts that were made consist of. One that it
+    leaves out is like the task's input of the same kind.
+    """
 
     dispatch_id: int
     rank: int
     seconds: float
+    views: tuple[tuple[str, ArtifactView], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,10 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class MigrationFinished:
-    """One rank is done with its side of a copy; ``seconds`` it took for ``num_bytes``, 0 where not measured."""
+    """One rank is done with its side of a migration; ``seconds`` it took, 0 where not measured.
+
+    ``num_bytes`` have come to this rank.
+    """
 
     migration_id: int
     rank: int

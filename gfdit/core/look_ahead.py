@@ -123,5 +123,6 @@ class _Outlook:
         for task in record.unblocked_by(made):
             view = record.task_view(task, made, ranks)
             self._ready.append((record.place(task.id), view))
-            if all([set(holders).issuperset(ranks) for _, holders in view.artifacts]):
+            others = [record.artifacts[name] for name in task.inputs if name not in made]
+            if all([art.view.fits(art.holders, self._dispatch.layout) for art in others]):
                 self.views[task.id], self.tasks[task.id] = view, task

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.commands import Command
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, TaskView
@@ -22,16 +23,16 @@ class ArtifactState(StrEnum):
 
 @dataclass(slots=True)
 class ArtifactRecord:
-    """``layout`` is the authoritative one, where it was made; ``holders`` are all ranks with a copy.
-
-    ``readers`` counts the tasks that have still to read it.
+    """``layout`` is the authoritative one, where it was made. ``holders`` are all ranks with it, each with the
+    layout under which it holds its part. ``readers`` counts the tasks that have still to read it.
     """
 
     id: str
     readers: int
     state: ArtifactState = ArtifactState.PENDING
     layout: ExecutionLayout | None = None
-    holders: set[int] = field(default_factory=set)
+    holders: dict[int, ExecutionLayout] = field(default_factory=dict)
+    view: ArtifactView = UNKNOWN
 
 
 @dataclass(slots=True)
@@ -109,10 +110,11 @@ class RequestRecord:
         readers = {task.id: task for name in made for task in self.consumers[name]}.values()
         return [task for task in readers if self.waiting[task.id] == sum([name in made for name in task.inputs])]
 
-    def materialize(self, name: str, layout: ExecutionLayout, holders: set[int]) -> None:
+    def materialize(self, name: str, layout: ExecutionLayout, holders: Iterable[int], view: ArtifactView) -> None:
         """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked."""
         art = self.artifacts[name]
-        art.state, art.layout, art.holders = ArtifactState.MATERIALIZED, layout, set(holders)
+        art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
+        art.holders = dict.fromkeys(holders, layout)
         for task in self.consumers[name]:
             self.waiting[task.id] -= 1
             if self.waiting[task.id] == 0:
@@ -138,6 +140,7 @@ class DispatchRecord:
     out_of_step: bool = False  # what ran before it has failed: reset the edges afterwards
     lost: set[int] = field(default_factory=set)  # ranks lost since, even if they have joined again
     seconds: float = 0.0
+    made: dict[str, ArtifactView] = field(default_factory=dict)  # what was said of its outputs
     error: str | None = None
     status_code: int = 500
     secondary: bool = False

@@ -5,17 +5,19 @@ Views are rebuilt only where something changed: asking a policy costs what chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 
 from gfdit.core import commands as cmd
+from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import RequestView, SchedulerView
 from gfdit.core.ranks import RankPool
 from gfdit.core.ready import ReadyTasks
 from gfdit.core.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
-from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
+from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind, artifact_kind
+from gfdit.core.transfers import plan_transfers
 
 
 class ClusterState:
@@ -69,24 +71,24 @@ class ClusterState:
     def oldest_ready(self) -> RequestRecord:
         return self.requests[self.ready.in_order[0].request_id]
 
-    def plan_moves(self, task: Task, layout: ExecutionLayout) -> list[tuple[str, int, tuple[int, ...]]]:
-        """Which inputs must be copied: (artifact, source, destinations). Newcomers only, one source each.
+    def move_inputs(self, task: Task, layout: ExecutionLayout, new_id: Callable[[], int]) -> list[cmd.Migrate]:
+        """The migrations after which every rank of ``layout`` holds what it needs of the task's inputs.
 
-        A source inside the layout is preferred, since it is free by the time the task runs; then an idle
-        holder, then any. The copies become holders at once: the task that needs them waits for them.
+        It counts as a holder at once: the task waits for the migrations it takes part in.
         """
         moves = []
         artifacts = self.requests[task.request_id].artifacts
         for name in task.inputs:
             art = artifacts[name]
-            if art.holders.issuperset(layout.ranks):
+            if art.view.fits(art.holders, layout):
                 continue
-            newcomers = tuple(rank for rank in layout.ranks if rank not in art.holders)
-            inside = [rank for rank in layout.ranks if rank in art.holders]
-            idle = [rank for rank in sorted(art.holders) if self.ranks.present[rank].free]
-            source = (inside or idle or sorted(art.holders))[0]
-            moves.append((name, source, newcomers))
-            art.holders.update(newcomers)
+            idle = [rank for rank in art.holders if self.ranks.present[rank].free]
+            plan = plan_transfers(art.view, art.holders, layout, idle)
+            held = tuple([(rank, art.holders[rank]) for rank in plan.ranks if rank in art.holders])
+            moves.append(
+                cmd.Migrate(new_id(), task.request_id, name, plan.ranks, plan.transfers, layout, held, art.view)
+            )
+            art.holders.update(dict.fromkeys(layout.ranks, layout))
         return moves
 
     def last_reads(self, task: Task, before: tuple[Task, ...] = ()) -> list[str]:
@@ -172,15 +174,15 @@ class ClusterState:
         freed: list[cmd.Command] = []
         members = set(dispatch.members)
         for name in task.outputs:
-            record.materialize(name, dispatch.layout, members)
+            record.materialize(name, dispatch.layout, members, _view_of(name, record, task, dispatch))
         for name in task.inputs:
             art = record.artifacts[name]
             art.readers -= 1
             if art.readers == 0:
                 art.state = ArtifactState.FREED
-                if left := art.holders - members if name in dispatch.consumes else art.holders:
+                if left := art.holders.keys() - members if name in dispatch.consumes else art.holders.keys():
                     freed.append(cmd.FreeArtifacts(tuple(sorted(left)), (name,)))
-                art.holders = set()
+                art.holders = {}
         del record.offered[task.id]
         record.num_finished += 1
         record.steps_done += task.kind is TaskKind.DENOISE
@@ -192,7 +194,7 @@ class ClusterState:
     # Ranks
 
     def drop_rank(self, rank_id: int) -> list[str]:
-        """Take a lost rank out; returns the requests left without a copy of something they still need."""
+        """Take a lost rank out; returns the requests left without a part of something they still need."""
         self.ranks.drop(rank_id)
         for dispatch in self.dispatches.values():
             if rank_id in dispatch.layout.ranks:
@@ -200,9 +202,9 @@ class ClusterState:
         orphans = []
         for request_id, record in self.requests.items():
             for art in record.artifacts.values():
-                art.holders.discard(rank_id)
+                art.holders.pop(rank_id, None)
             live = [art for art in record.artifacts.values() if art.state is ArtifactState.MATERIALIZED]
-            if any(not art.holders for art in live):
+            if any(not art.view.covered_by(art.holders) for art in live):
                 orphans.append(request_id)
             for task_id in record.offered.keys() & self.ready.by_id.keys():
                 self.ready.replace(record.task_view(record.offered[task_id]), record.place(task_id))
@@ -245,6 +247,17 @@ class ClusterState:
             _check_request(record, self)
 
 
+def _view_of(name: str, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> ArtifactView:
+    """What an output consists of: as reported, or like the input of the same kind."""
+    if (view := dispatch.made.get(name)) is not None:
+        return view
+    artifacts = record.artifacts
+    known = [other for other in task.inputs if artifacts[other].view is not UNKNOWN]
+    kind = artifact_kind(task.request_id, name) if known else ""
+    alike = (artifacts[other].view for other in known if artifact_kind(task.request_id, other) == kind)
+    return next(alike, UNKNOWN)
+
+
 def _check_request(record: RequestRecord, state: ClusterState) -> None:
     label = f"request {record.request.id}"
     running = {dispatch.id for dispatch in state.dispatches.values() if _runs(dispatch, record)}
@@ -261,9 +274,10 @@ def _check_request(record: RequestRecord, state: ClusterState) -> None:
         assert total == len(record.graph.tasks), f"{label} lost a task"
     for art in record.artifacts.values():
         live = art.state is ArtifactState.MATERIALIZED
-        assert live == (art.layout is not None and bool(art.holders)) or record.ending, f"{art.id} has no holder"
+        whole = art.layout is not None and art.view.covered_by(art.holders)
+        assert live == whole or record.ending, f"{art.id} is not whole on its holders"
         assert art.state is not ArtifactState.FREED or art.readers == 0, f"{art.id} freed with readers"
-        assert art.holders <= record.touched, f"{art.id} is on a rank its request never touched"
+        assert art.holders.keys() <= record.touched, f"{art.id} is on a rank its request never touched"
 
 
 def _check_queued(dispatch: DispatchRecord, state: ClusterState) -> None:

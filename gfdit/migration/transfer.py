@@ -1,123 +1,268 @@
-"""Moves an artifact from one rank to the ranks that lack it, over group-free collectives.
+"""Runs one rank's side of a migration over group-free collectives.
 
-Messages, all of them broadcasts of bytes on the communicator's device: the first ``FIRST_BYTES`` of a preamble,
-what is left of it if there is more, and one per large tensor. The preamble says how long it is, and holds the
-header and the small tensors. So a small artifact takes one message, and a typical one two or three.
+The command says everything that a receiver has to know, so nobody asks or waits for an answer. A transfer is a
+broadcast of bytes, on the communicator's device, for each large piece, after one that holds the small pieces, the
+metadata and whether the sender could send at all: if it could not, zeros take the place of what is missing, so
+that edges stay in step whatever happens.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
 from gfdit.comm import Group, GroupFreeComm
+from gfdit.core.artifact_views import ArtifactView, Box, FieldView
+from gfdit.core.commands import Migrate
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.transfers import Piece, Transfer
 from gfdit.migration.parts import ArtifactParts
 
-FIRST_BYTES = 16 * 1024
-# Tensors up to here travel in the preamble: a copy costs less than a message.
+# Pieces up to here travel together: a copy costs less than a message.
 SMALL_BYTES = 32 * 1024
-# Of what is in a preamble: as aligned as any dtype needs.
+# Whether the sender failed, and the bytes of its metadata, or of the text that says why.
+_STATUS = struct.Struct("<qq")
+# Room at the start of a first message; longer metadata goes on in a second one, longer texts are cut.
+METADATA_ROOM = 16 * 1024 - _STATUS.size
+_TEXT_ROOM = 512 - _STATUS.size
+# As aligned as any dtype needs.
 _ALIGNMENT = 16
-# Bytes of the preamble, bytes of the header, whether there is nothing else and the header says why.
-_SIZES = struct.Struct("<qqq")
 
 
 class MigrationError(RuntimeError):
-    """An artifact could not be copied; edges are in step, since every member took part to the end."""
+    """An artifact could not be brought here; edges are in step, since every rank took part to the end."""
 
 
-def send_artifact(comm: GroupFreeComm, ranks: tuple[int, ...], parts: ArtifactParts, header: bytes) -> int:
-    """Broadcast ``parts`` from this rank, ``ranks[0]``, to the others; returns the bytes of one copy.
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """``parts`` of an artifact under the layout it was brought to; ``num_bytes`` of them came from other ranks."""
 
-    ``header`` is ``parts.header()``. On a GPU the copies are in flight on the current stream when it returns.
+    parts: ArtifactParts
+    num_bytes: int
+
+
+def migrate(
+    comm: GroupFreeComm, command: Migrate, export: Callable[[], ArtifactParts], device: torch.device
+) -> Arrived | None:
+    """Take part in ``command``; None where this rank is not in its target.
+
+    ``export`` gives what this rank holds; its tensors stay as they are. New tensors are on ``device``, those that
+    the view has on the host there. Returns when everything has arrived and may be overwritten at its source.
+    Raises :class:`MigrationError` if a rank that sends to this one, or this one, could not export.
     """
-    group = comm.group(ranks)
-    tensors = [tensor.to(comm.device).contiguous() for tensor in parts.tensors.values()]
-    _send_preamble(comm, group, header, [tensor for tensor in tensors if _is_small(tensor)], failed=False)
-    for tensor in tensors:
-        if not _is_small(tensor):
-            comm.broadcast(tensor, ranks[0], group)
-    return parts.num_bytes
-
-
-def send_failure(comm: GroupFreeComm, ranks: tuple[int, ...], message: str) -> None:
-    """Take part in the migration only to say that there is nothing to send, and why."""
-    _send_preamble(comm, comm.group(ranks), message.encode(), [], failed=True)
-
-
-def receive_artifact(comm: GroupFreeComm, ranks: tuple[int, ...], device: torch.device) -> ArtifactParts:
-    """The receiving side of :func:`send_artifact`; returns when everything has arrived.
-
-    Tensors come to ``device``, those that the sender keeps on the host to the host. Raises
-    :class:`MigrationError` with the sender's message after :func:`send_failure`.
-    """
-    group = comm.group(ranks)
-    header, failed, preamble = _receive_preamble(comm, ranks[0], group)
-    if failed:
-        raise MigrationError(header.decode())
-    parts = ArtifactParts.allocate(header, device)
-    begin = _aligned(_SIZES.size + len(header))
-    for name, tensor in parts.tensors.items():
-        if _is_small(tensor):
-            tensor.copy_(_view(preamble[begin : begin + tensor.nbytes], like=tensor))
-            begin += _aligned(tensor.nbytes)
-        else:
-            arriving = tensor.to(comm.device)  # itself, unless it belongs elsewhere
-            comm.broadcast(arriving, ranks[0], group)
-            parts.tensors[name] = arriving.to(tensor.device)
+    layout = dict(command.held).get(comm.rank)
+    own, failure = None, ""
+    if layout is not None:
+        try:
+            own = _checked(export(), command.view, layout, comm.rank)
+        except Exception as error:
+            failure = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
+    sender = _Sender(comm, command.view, layout, own, failure)
+    receiver = _Receiver.prepare(comm, command, layout, own, device)
+    for transfer in command.transfers:
+        if comm.rank == transfer.source:
+            sender.send(transfer)
+        elif comm.rank in transfer.destinations:
+            assert receiver is not None, f"rank {comm.rank} receives but is not in {command.target}"
+            receiver.receive(transfer)
     comm.synchronize()
+    if failure:
+        raise MigrationError(failure)
+    return receiver.arrived() if receiver is not None else None
+
+
+def _checked(parts: ArtifactParts, view: ArtifactView, layout: ExecutionLayout, rank: int) -> ArtifactParts:
+    if (names := [spec.name for spec in view.fields]) != list(parts.tensors):
+        raise ValueError(f"it has the fields {', '.join(parts.tensors)}, expected: {', '.join(names)}")
+    for spec in view.fields:
+        shape, expected = tuple(parts.tensors[spec.name].shape), _extents(spec.box(layout, rank))
+        if shape != expected:
+            raise ValueError(f"field {spec.name} has shape {shape}, under {layout} it is {expected}")
     return parts
 
 
-def _send_preamble(
-    comm: GroupFreeComm, group: Group, header: bytes, tensors: Sequence[torch.Tensor], *, failed: bool
-) -> None:
-    """``tensors`` are contiguous, on the communicator's device."""
-    num_bytes = _aligned(_SIZES.size + len(header)) + sum(_aligned(tensor.nbytes) for tensor in tensors)
-    preamble = torch.zeros(max(num_bytes, FIRST_BYTES), dtype=torch.uint8, device=comm.device)
-    head = _SIZES.pack(num_bytes, len(header), failed) + header
-    pieces: Iterable[torch.Tensor] = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
-    begin = 0
-    for piece in pieces:
-        preamble[begin : begin + piece.nbytes].copy_(piece.view(-1).view(torch.uint8))
-        begin += _aligned(piece.nbytes)
-    comm.broadcast(preamble[:FIRST_BYTES], comm.rank, group)
-    if num_bytes > FIRST_BYTES:
-        comm.broadcast(preamble[FIRST_BYTES:], comm.rank, group)
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """The first message of a transfer: status, room for metadata, and the small pieces by their offset."""
+
+    room_bytes: int
+    num_bytes: int
+    small: tuple[tuple[int, Piece], ...]
+    large: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, transfer: Transfer, view: ArtifactView) -> _Message:
+        room_bytes = METADATA_ROOM if transfer.metadata else _TEXT_ROOM
+        num_bytes = _STATUS.size + room_bytes
+        small, large = [], []
+        for piece in transfer.pieces:
+            size = view.fields[piece.index].num_bytes(piece.box)
+            if size > SMALL_BYTES:
+                large.append(piece)
+            else:
+                small.append((num_bytes, piece))
+                num_bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return cls(room_bytes, num_bytes, tuple(small), tuple(large))
 
 
-def _receive_preamble(comm: GroupFreeComm, source: int, group: Group) -> tuple[bytes, bool, torch.Tensor]:
-    """Header, whether it tells of a failure, and the whole preamble on the communicator's device."""
-    preamble = torch.empty(FIRST_BYTES, dtype=torch.uint8, device=comm.device)
-    comm.broadcast(preamble, source, group)
-    first = _bytes_of(comm, preamble)
-    num_bytes, header_bytes, failed = _SIZES.unpack_from(first)
-    if num_bytes > FIRST_BYTES:
-        rest = torch.empty(num_bytes - FIRST_BYTES, dtype=torch.uint8, device=comm.device)
-        comm.broadcast(rest, source, group)
-        preamble = torch.cat([preamble, rest])
-    end = _SIZES.size + header_bytes
-    head = first if end <= FIRST_BYTES else _bytes_of(comm, preamble[:end])
-    return head[_SIZES.size : end], bool(failed), preamble
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    comm: GroupFreeComm
+    view: ArtifactView
+    layout: ExecutionLayout | None
+    own: ArtifactParts | None
+    failure: str
+
+    def send(self, transfer: Transfer) -> None:
+        group = self.comm.group(transfer.ranks)
+        message = _Message.of(transfer, self.view)
+        text = self.failure.encode()[: message.room_bytes]
+        if self.own is not None:
+            text = self.own.metadata if transfer.metadata else b""
+        first = torch.zeros(message.num_bytes, dtype=torch.uint8)
+        _put(first, 0, _STATUS.pack(bool(self.failure), len(text)))
+        _put(first, _STATUS.size, text[: message.room_bytes])
+        first = first.to(self.comm.device)
+        for offset, piece in message.small:
+            data = _bytes_of(self._tensor(piece))
+            first[offset : offset + data.nbytes].copy_(data)
+        self._broadcast(first, group)
+        if rest := text[message.room_bytes :]:
+            self._broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8).to(self.comm.device), group)
+        for piece in message.large:
+            self._broadcast(self._tensor(piece), group)
+
+    def _tensor(self, piece: Piece) -> torch.Tensor:
+        spec = self.view.fields[piece.index]
+        if self.own is None or self.layout is None:
+            return torch.zeros(_extents(piece.box), dtype=_dtype(spec), device=self.comm.device)
+        held = spec.box(self.layout, self.comm.rank)
+        return self.own.tensors[spec.name][_inside(held, piece.box)].to(self.comm.device).contiguous()
+
+    def _broadcast(self, tensor: torch.Tensor, group: Group) -> None:
+        self.comm.broadcast(tensor, self.comm.rank, group)
 
 
-def _bytes_of(comm: GroupFreeComm, tensor: torch.Tensor) -> bytes:
-    """The bytes that have arrived in ``tensor``. Raises CommError if they have not: nothing must read junk."""
-    host = tensor.cpu()
-    comm.check()
-    return host.numpy().tobytes()
+@dataclass(slots=True)
+class _Receiver:
+    """Puts together what this rank holds under ``target``."""
+
+    comm: GroupFreeComm
+    view: ArtifactView
+    target: ExecutionLayout
+    parts: ArtifactParts
+    num_bytes: int = 0
+    _first: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def prepare(
+        cls,
+        comm: GroupFreeComm,
+        command: Migrate,
+        layout: ExecutionLayout | None,
+        own: ArtifactParts | None,
+        device: torch.device,
+    ) -> _Receiver | None:
+        """Starts with what this rank has already. None where it is not in the target."""
+        view, target = command.view, command.target
+        if comm.rank not in target.ranks:
+            return None
+        parts = ArtifactParts(own.metadata if own is not None else b"")
+        for spec in view.fields:
+            needed = spec.box(target, comm.rank)
+            if own is not None and layout is not None:
+                held = spec.box(layout, comm.rank)
+                parts.tensors[spec.name] = own.tensors[spec.name]
+                if held == needed:
+                    continue
+            place = torch.device("cpu") if spec.on_host else device
+            tensor = torch.empty(_extents(needed), dtype=_dtype(spec), device=place)
+            if own is not None and layout is not None and (common := _intersection(held, needed)) is not None:
+                tensor[_inside(needed, common)] = own.tensors[spec.name][_inside(held, common)]
+            parts.tensors[spec.name] = tensor
+        return cls(comm, view, target, parts)
+
+    def receive(self, transfer: Transfer) -> None:
+        group = self.comm.group(transfer.ranks)
+        message = _Message.of(transfer, self.view)
+        first = torch.empty(message.num_bytes, dtype=torch.uint8, device=self.comm.device)
+        self.comm.broadcast(first, transfer.source, group)
+        self._first.append(first[: _STATUS.size + message.room_bytes])
+        if transfer.metadata:
+            self._receive_metadata(message, transfer.source, group)
+        for offset, piece in message.small:
+            region = self._region(piece)
+            region.copy_(first[offset : offset + region.nbytes].view(region.dtype).view(region.shape))
+        for piece in message.large:
+            region = self._region(piece)
+            if region.is_contiguous() and region.device == self.comm.device:
+                self.comm.broadcast(region, transfer.source, group)
+            else:
+                arriving = torch.empty(region.shape, dtype=region.dtype, device=self.comm.device)
+                self.comm.broadcast(arriving, transfer.source, group)
+                region.copy_(arriving)
+        self.num_bytes += transfer.num_bytes + len(self.parts.metadata) * transfer.metadata
+
+    def arrived(self) -> Arrived:
+        """Everything has come. Raises :class:`MigrationError` with the text of a sender that failed."""
+        for first in self._first:
+            failed, text = _read(first)
+            if failed:
+                raise MigrationError(text.decode(errors="replace"))
+        return Arrived(self.parts, self.num_bytes)
+
+    def _receive_metadata(self, message: _Message, source: int, group: Group) -> None:
+        host = self._first[-1].cpu()
+        self.comm.check()  # if nothing has arrived, nothing must read junk
+        failed, size = _STATUS.unpack_from(host.numpy())
+        _, metadata = _read(host)
+        if not failed and size > message.room_bytes:
+            rest = torch.empty(size - message.room_bytes, dtype=torch.uint8, device=self.comm.device)
+            self.comm.broadcast(rest, source, group)
+            host = rest.cpu()
+            self.comm.check()
+            metadata += host.numpy().tobytes()
+        self.parts.metadata = metadata
+
+    def _region(self, piece: Piece) -> torch.Tensor:
+        spec = self.view.fields[piece.index]
+        needed = spec.box(self.target, self.comm.rank)
+        return self.parts.tensors[spec.name][_inside(needed, piece.box)]
 
 
-def _view(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """uint8 ``data`` with the dtype and shape of ``like``."""
-    return data.view(like.dtype).view(like.shape)
+def _read(first: torch.Tensor) -> tuple[bool, bytes]:
+    """Whether the sender failed, and its text as far as it is in the first message."""
+    data = first.cpu().numpy().tobytes()
+    failed, size = _STATUS.unpack_from(data)
+    return bool(failed), data[_STATUS.size : _STATUS.size + size]
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes <= SMALL_BYTES
+def _put(tensor: torch.Tensor, offset: int, data: bytes) -> None:
+    if data:
+        tensor[offset : offset + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _dtype(spec: FieldView) -> torch.dtype:
+    return getattr(torch, spec.dtype)
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple([end - begin for begin, end in box])
+
+
+def _inside(outer: Box, inner: Box) -> tuple[slice, ...]:
+    """Where ``inner`` is in a tensor that holds ``outer``."""
+    return tuple([slice(i[0] - o[0], i[1] - o[0]) for o, i in zip(outer, inner, strict=True)])
+
+
+def _intersection(one: Box, other: Box) -> Box | None:
+    """None if they have no element in common."""
+    box = tuple([(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True)])
+    return box if all(begin < end for begin, end in box) else None

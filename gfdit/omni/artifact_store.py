@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
-from gfdit.adapters.base import Artifact
+from gfdit.core.artifact_views import ArtifactView
+from gfdit.migration.codec import Artifact, ArtifactCodec
+
+
+@dataclass(slots=True)
+class _Entry:
+    artifact: Artifact
+    view: ArtifactView | None  # once somebody has asked
 
 
 class ArtifactStore:
@@ -15,28 +23,39 @@ class ArtifactStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._artifacts: dict[str, Artifact] = {}
+        self._entries: dict[str, _Entry] = {}
 
-    def put(self, name: str, artifact: Artifact) -> None:
+    def put(self, name: str, artifact: Artifact, view: ArtifactView | None = None) -> None:
+        """``view``, if it is known, spares asking its codec."""
         with self._lock:
-            self._artifacts[name] = artifact
+            self._entries[name] = _Entry(artifact, view)
 
     def get(self, name: str) -> Artifact:
         """Raises ``KeyError`` naming the artifact if this rank does not hold it."""
-        with self._lock:
-            if name not in self._artifacts:
-                raise KeyError(f"artifact {name} is not on this rank")
-            return self._artifacts[name]
+        return self._entry(name).artifact
+
+    def view(self, name: str, codec: ArtifactCodec) -> ArtifactView:
+        """What it consists of, by ``codec``. Raises ``KeyError`` as :meth:`get` does."""
+        entry = self._entry(name)
+        if entry.view is None:
+            entry.view = codec.view(entry.artifact)
+        return entry.view
 
     def drop(self, names: Iterable[str]) -> None:
         with self._lock:
             for name in names:
-                self._artifacts.pop(name, None)
+                self._entries.pop(name, None)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of tensor fields by artifact id."""
         with self._lock:
             return {
-                name: sum(value.nbytes for value in artifact.values() if isinstance(value, torch.Tensor))
-                for name, artifact in self._artifacts.items()
+                name: sum(value.nbytes for value in entry.artifact.values() if isinstance(value, torch.Tensor))
+                for name, entry in self._entries.items()
             }
+
+    def _entry(self, name: str) -> _Entry:
+        with self._lock:
+            if name not in self._entries:
+                raise KeyError(f"artifact {name} is not on this rank")
+            return self._entries[name]

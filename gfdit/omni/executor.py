@@ -21,8 +21,9 @@ from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import split_by_key
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm import GroupFreeComm
+from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task, TaskKind
+from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.runner import ElasticModelRunner
@@ -103,6 +104,20 @@ class OmniExecutor:
             outputs.update(zip((call.task.id for call in part), done, strict=True))
         return [outputs[call.task.id] for call in calls]
 
+    def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
+        changed = []
+        for task in tasks:
+            for name in task.outputs:
+                kind = artifact_kind(task.request_id, name)
+                alike = [other for other in task.inputs if artifact_kind(task.request_id, other) == kind]
+                view = self._view(name)
+                if not alike or self._view(alike[0]) != view:
+                    changed.append((name, view))
+        return tuple(changed)
+
+    def _view(self, artifact: str) -> ArtifactView:
+        return self.store.view(artifact, self.adapter.codec(artifact))
+
     def _synchronize(self) -> None:
         """Wait for the device. On a GPU only for this lane's stream: copies of the migration lane go on."""
         if self.comm.device.type != "cuda":
@@ -136,8 +151,8 @@ class OmniExecutor:
     def export_artifact(self, artifact: str) -> ArtifactParts:
         return self.adapter.codec(artifact).pack(self.store.get(artifact))
 
-    def import_artifact(self, artifact: str, parts: ArtifactParts) -> None:
-        self.store.put(artifact, self.adapter.codec(artifact).unpack(parts, self.device))
+    def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
+        self.store.put(artifact, self.adapter.codec(artifact).unpack(parts, self.device), view)
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.store.drop(artifacts)

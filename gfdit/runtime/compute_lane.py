@@ -10,6 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from gfdit.comm import CommError, GroupFreeComm
+from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.commands import RunTask
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
@@ -135,6 +136,8 @@ class ComputeLane:
         if work.error is None:
             try:
                 work.results = self.executor.execute(command.tasks, command.layout, run.payloads)
+                if self.rank == command.layout.ranks[0]:
+                    work.views = self.executor.output_views(command.tasks)
             except Exception as error:
                 work.fail(error)
         self._monitor.end(work)
@@ -153,6 +156,7 @@ class _TaskWork:
     def __init__(self, lane: ComputeLane, command: RunTask) -> None:
         self.error: Exception | None = None
         self.results: Callable[[], dict[str, bytes]] = dict
+        self.views: tuple[tuple[str, ArtifactView], ...] = ()
         self._lane = lane
         self._command = command
         self._num_failures = lane.comm.num_failures
@@ -181,7 +185,7 @@ class _TaskWork:
                 self.fail(error)
         if self.error is None:
             lane.reports.tell(
-                msg.RunDone(command.dispatch_id, lane.rank, self._dispatched_s, self._started_s, at_s)
+                msg.RunDone(command.dispatch_id, lane.rank, self._dispatched_s, self._started_s, at_s, self.views)
             )
         else:
             lane.reports.tell(self._failure(self.error))

@@ -204,10 +204,10 @@ class ControlProcess:
                 self._feed(ev.TaskDispatched(dispatch_id, rank))
             case msg.RunSkipped(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
-            case msg.RunDone(dispatch_id, rank, _, started_s, finished_s):
+            case msg.RunDone(dispatch_id, rank, _, started_s, finished_s, views):
                 self._passed(dispatch_id, rank)
                 self._record_run(message)
-                self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s))
+                self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s, views))
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
                 self._passed(dispatch_id, rank)
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))

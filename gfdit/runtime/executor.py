@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts
@@ -28,9 +29,19 @@ class TaskExecutor(Protocol):
         """Launch one dispatch and keep its artifacts, without waiting for the device where it works by itself."""
         ...
 
-    def export_artifact(self, artifact: str) -> ArtifactParts: ...
+    def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
+        """What the artifacts consist of that ``tasks``, just run, have made; none of what is like a task's input
+        of the same kind. On the compute thread, before inputs are freed.
+        """
+        ...
 
-    def import_artifact(self, artifact: str, parts: ArtifactParts) -> None: ...
+    def export_artifact(self, artifact: str) -> ArtifactParts:
+        """What this rank holds of it. Its tensors must not change while it is sent."""
+        ...
+
+    def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
+        """Take the place of what this rank held of it, if anything."""
+        ...
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         """Drop artifacts; an unknown one is no error."""

@@ -18,7 +18,7 @@ import zmq
 
 from gfdit.comm import GroupFreeComm
 from gfdit.core.commands import Migrate
-from gfdit.migration.transfer import MigrationError, receive_artifact, send_artifact, send_failure
+from gfdit.migration.transfer import MigrationError, migrate
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.executor import TaskError, TaskExecutor
@@ -28,7 +28,7 @@ logger = logging.getLogger("gfdit.worker")
 
 
 class MigrationLane(threading.Thread):
-    """Copies and frees artifacts. A broken copy breaks the lane, and with it the worker: it fails closed.
+    """Moves and frees artifacts. A broken transfer breaks the lane, and with it the worker: it fails closed.
 
     On a GPU it works on a stream of its own; a copy is done when that stream is done with it.
     """
@@ -85,34 +85,25 @@ class MigrationLane(threading.Thread):
             push(self._events, msg.WorkerFailed(self.rank, f"migration lane: {error}"))
 
     def _move(self, command: Migrate) -> None:
+        executor = self._executor
         started_s = time.monotonic()
         num_bytes, error = 0, ""
         try:
-            num_bytes = self._send(command) if self.rank == command.source else self._receive(command)
-            self._comm.synchronize()
+            arrived = migrate(
+                self._comm, command, lambda: executor.export_artifact(command.artifact), executor.device
+            )
+            if arrived is not None:
+                executor.import_artifact(command.artifact, arrived.parts, command.view)
+                num_bytes = arrived.num_bytes
         except MigrationError as failure:
             error = str(failure)
         finished_s = time.monotonic()
         done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, error)
-        with self._changed:
-            self._finished[command.migration_id] = error
-            self._changed.notify_all()
+        if self.rank in command.target.ranks:  # nobody else has a task that waits for it
+            with self._changed:
+                self._finished[command.migration_id] = error
+                self._changed.notify_all()
         push(self._events, done)
-
-    def _send(self, command: Migrate) -> int:
-        try:
-            parts = self._executor.export_artifact(command.artifact)
-            header = parts.header()
-        except Exception as error:
-            message = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
-            send_failure(self._comm, command.ranks, message)
-            raise MigrationError(message) from error
-        return send_artifact(self._comm, command.ranks, parts, header)
-
-    def _receive(self, command: Migrate) -> int:
-        parts = receive_artifact(self._comm, command.ranks, self._executor.device)
-        self._executor.import_artifact(command.artifact, parts)
-        return parts.num_bytes
 
 
 def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gfdit.core import commands
+from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.tasks import Request, TaskGraph
 
 
@@ -151,13 +152,15 @@ class RunSkipped(Message, frozen=True):
 
 
 class RunDone(Message, frozen=True):
-    """The device is done with a dispatch."""
+    """The device is done with a dispatch. ``views`` as in :class:`~gfdit.core.events.TaskFinished`."""
 
     dispatch_id: int
     rank: int
     dispatched_s: float
     started_s: float
     finished_s: float
+    views: tuple[tuple[str, ArtifactView], ...] = ()
+    views: tuple[tuple[str, ArtifactView], ...] = ()
 
 
 class RunFailed(Message, frozen=True):
@@ -169,7 +172,7 @@ class RunFailed(Message, frozen=True):
 
 
 class MoveDone(Message, frozen=True):
-    """``num_bytes`` of one copy. With ``error`` nothing was copied and the task that needs it fails."""
+    """``num_bytes`` have come to this rank. With ``error`` nothing has, and the task that needs it fails."""
 
     migration_id: int
     rank: int

@@ -1,10 +1,11 @@
-"""Artifacts across real processes: any fields, from one holder to newcomers, and a trajectory that goes on.
+"""Artifacts across real processes: any fields, from holders to newcomers, and a trajectory that goes on.
 
 Over the host's transport and over kernels, which are interpreted.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -14,15 +15,14 @@ import pytest
 import torch
 
 from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap, spawn
-from gfdit.migration.parts import join_fields, split_fields
-from gfdit.migration.transfer import (
-    FIRST_BYTES,
-    SMALL_BYTES,
-    MigrationError,
-    receive_artifact,
-    send_artifact,
-    send_failure,
-)
+from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.commands import Migrate
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.transfers import plan_transfers
+from gfdit.migration.codec import FieldCodec
+from gfdit.migration.parts import ArtifactParts
+from gfdit.migration.tensor_fields import NESTED_BYTES, tensor_fields
+from gfdit.migration.transfer import METADATA_ROOM, SMALL_BYTES, MigrationError, migrate
 from tests.comm.worlds import open_world
 from tests.kernels.worlds import InterpretedHeap
 
@@ -52,8 +52,27 @@ def fields_of_every_kind() -> dict[str, Any]:
         "large": torch.randn(700_001),
         "generator": generator,
         "step_index": 5,
-        "nested": {"sigmas": np.linspace(0, 1, 9), "history": [torch.ones(2), None]},
+        "nested": {"sigmas": np.linspace(0, 1, 9), "history": [torch.ones(2), None, torch.randn(20_000)]},
     }
+
+
+CODEC = FieldCodec()
+
+
+def command_to(view: ArtifactView, sources: tuple[int, ...], newcomers: tuple[int, ...]) -> Migrate:
+    """``sources`` hold all of an artifact; ``newcomers`` have to, too, under a layout of them alone."""
+    target = ExecutionLayout(newcomers, ParallelSpec(len(newcomers)))
+    held = dict.fromkeys(sources, ExecutionLayout(sources, ParallelSpec(len(sources))))
+    plan = plan_transfers(view, held, target, idle=sources)
+    return Migrate(1, "r", "r/x", plan.ranks, plan.transfers, target, tuple(held.items()), view)
+
+
+def bring(comm: GroupFreeComm, ranks: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` from ``ranks[0]`` to the others; a receiver returns what came, all know what is in them."""
+    command = command_to(CODEC.view(fields), ranks[:1], ranks[1:])
+    arrived = migrate(comm, command, lambda: CODEC.pack(fields), CPU)
+    assert (arrived is None) == (comm.rank == ranks[0])
+    return fields if arrived is None else CODEC.unpack(arrived.parts, CPU)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -76,11 +95,7 @@ def copy_between(comm: GroupFreeComm, ranks: tuple[int, ...]) -> bool:
     torch.manual_seed(0)
     fields = fields_of_every_kind()
     lane = comm.lane("migration")
-    if comm.rank == ranks[0]:
-        parts = split_fields(fields)
-        send_artifact(lane, ranks, parts, parts.header())
-        return True
-    return same(fields, join_fields(receive_artifact(lane, ranks, CPU), CPU))
+    return same(fields, bring(lane, ranks, fields))
 
 
 def copy_in_many_ways(comm: GroupFreeComm) -> list[bool]:
@@ -96,21 +111,17 @@ def test_every_kind_of_field_arrives_bit_identical(heap_class: type[SharedMemory
 def count_messages(comm: GroupFreeComm, fields: dict[str, Any]) -> int:
     """How many broadcasts it takes to copy ``fields``."""
     with patch.object(comm, "broadcast", wraps=comm.broadcast) as broadcast:
-        if comm.rank == 0:
-            parts = split_fields(fields)
-            send_artifact(comm, (0, 1), parts, parts.header())
-        else:
-            received = join_fields(receive_artifact(comm, (0, 1), CPU), CPU)
-            assert same(received, fields)
-            tensors = [tensor for tensor in received.values() if isinstance(tensor, torch.Tensor)]
-            assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors), "keeps a message"
+        received = bring(comm, (0, 1), fields)
+        assert same(received, fields)
+        tensors = [tensor for tensor in received.values() if isinstance(tensor, torch.Tensor)]
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors), "keeps a message"
     return broadcast.call_count
 
 
 def messages_by_size(comm: GroupFreeComm) -> list[int]:
     small = {f"{i}": torch.full((i, 3), i, dtype=torch.bfloat16) for i in range(20)}
     large = {f"large {i}": torch.arange(SMALL_BYTES + i) for i in range(2)}
-    metadata = {"text": "x" * FIRST_BYTES}
+    metadata = {"text": "x" * METADATA_ROOM}
     return [
         count_messages(comm, fields) for fields in ({}, small, {**small, **metadata}, {**large, **small}, large)
     ]
@@ -123,13 +134,21 @@ def test_a_small_artifact_takes_one_message(heap_class: type[SharedMemoryHeap]) 
 
 def sender_stops_halfway(comm: GroupFreeComm) -> None:
     """The receiver must not take for an artifact what it has until then."""
+    fields = {"large": torch.ones(SMALL_BYTES), "text": "x" * 2 * METADATA_ROOM}
     if comm.rank == 0:
-        preamble = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
-        preamble[:24] = torch.tensor([2 * FIRST_BYTES, 100, 0]).view(torch.uint8)
-        comm.broadcast(preamble, 0, comm.group((0, 1)))
+        sent = comm.broadcast
+        messages = iter(range(3))
+
+        def stop_after_two(*args: Any) -> None:
+            if next(messages) == 2:
+                raise InterruptedError
+            sent(*args)
+
+        with patch.object(comm, "broadcast", stop_after_two), pytest.raises(InterruptedError):
+            bring(comm, (0, 1), fields)
         return
     with pytest.raises(CommTimeout):
-        receive_artifact(comm, (0, 1), CPU)
+        bring(comm, (0, 1), fields)
 
 
 @both_transports
@@ -138,28 +157,35 @@ def test_a_sender_that_stops_halfway_is_a_timeout(heap_class: type[SharedMemoryH
 
 
 def fail_then_send(comm: GroupFreeComm) -> list[str]:
+    """Rank 1 gets its copy from rank 0, which at first has reasons not to send it; rank 3 its own from rank 2."""
     lane = comm.lane("migration")
-    fields = {"x": torch.arange(3)}
-    messages = ["latents cannot be pickled", "long: " + "x" * FIRST_BYTES]
-    if comm.rank == 0:
-        for message in messages:
-            send_failure(lane, (0, 1), message)
-        parts = split_fields(fields)
-        send_artifact(lane, (0, 1), parts, parts.header())
-        return messages
-    received = []
-    for _ in messages:
-        with pytest.raises(MigrationError) as failure:
-            receive_artifact(lane, (0, 1), CPU)
-        received.append(str(failure.value))
-    assert same(join_fields(receive_artifact(lane, (0, 1), CPU), CPU), fields)
-    return received
+    fields = {"x": torch.arange(3), "large": torch.ones(SMALL_BYTES)}
+    command = command_to(CODEC.view(fields), (0, 2), (1, 3))
+    assert [transfer.ranks for transfer in command.transfers] == [(0, 1), (2, 3)]
+    other = {"x": torch.arange(4), "large": fields["large"]}
+
+    def unpickled() -> ArtifactParts:
+        raise TypeError("latents cannot be pickled" + "x" * 2 * METADATA_ROOM)
+
+    said = []
+    for export in (unpickled, lambda: CODEC.pack(other), lambda: CODEC.pack({"x": fields["x"]})):
+        mine = export if comm.rank == 0 else lambda: CODEC.pack(fields)
+        if comm.rank < 2:
+            with pytest.raises(MigrationError, match="r/x cannot be sent") as failure:
+                migrate(lane, command, mine, CPU)
+            said.append(str(failure.value)[:60])
+        else:
+            assert (migrate(lane, command, mine, CPU) is None) == (comm.rank == 2)
+    arrived = migrate(lane, command, lambda: CODEC.pack(fields), CPU)
+    assert arrived is None or same(CODEC.unpack(arrived.parts, CPU), fields)
+    return said
 
 
 @both_transports
 def test_a_sender_that_cannot_send_says_so_and_the_edge_stays_usable(heap_class: type[SharedMemoryHeap]) -> None:
-    sent, received = run_ranks(heap_class, 2, fail_then_send)
-    assert sent == received
+    sent, received, *others = run_ranks(heap_class, 4, fail_then_send)
+    assert sent == received and others == [[], []]
+    assert "pickled" in sent[0] and "shape" in sent[1] and "fields" in sent[2]
 
 
 def walk(scheduler: Any, latents: torch.Tensor, generator: torch.Generator, steps: range) -> torch.Tensor:
@@ -176,7 +202,20 @@ def start() -> tuple[Any, torch.Tensor, torch.Generator]:
     scheduler = UniPCMultistepScheduler(solver_order=3, prediction_type="flow_prediction", use_flow_sigmas=True)
     scheduler.set_timesteps(12)
     generator = torch.Generator().manual_seed(3)
-    return scheduler, torch.randn(1, 8, 8, generator=generator), generator
+    return scheduler, torch.randn(1, 96, 96, generator=generator), generator
+
+
+def hand_over(comm: GroupFreeComm, holder: int, rank: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """What a receiver cannot know, what the fields are, it is told, as by the control plane."""
+    if comm.rank == holder:
+        view = CODEC.view(fields)
+        message = torch.frombuffer(bytearray(pickle.dumps(view).ljust(4096, b" ")), dtype=torch.uint8)
+    else:
+        message = torch.empty(4096, dtype=torch.uint8)
+    comm.broadcast(message, holder, comm.group((holder, rank)))
+    view = pickle.loads(message.numpy().tobytes())
+    arrived = migrate(comm, command_to(view, (holder,), (rank,)), lambda: CODEC.pack(fields), CPU)
+    return {} if arrived is None else CODEC.unpack(arrived.parts, CPU)
 
 
 def relay(comm: GroupFreeComm) -> torch.Tensor | None:
@@ -192,13 +231,7 @@ def relay(comm: GroupFreeComm) -> torch.Tensor | None:
     holder = 0
     for rank, steps in legs:
         if rank != holder:
-            ranks = (holder, rank)
-            if comm.rank == holder:
-                parts = split_fields(fields)
-                send_artifact(lane, ranks, parts, parts.header())
-                fields = {}
-            else:
-                fields = join_fields(receive_artifact(lane, ranks, CPU), CPU)
+            fields = hand_over(lane, holder, rank, fields)
             holder = rank
         if comm.rank == rank:
             fields["latents"] = walk(fields["scheduler"], fields["latents"], fields["generator"], steps)
@@ -209,6 +242,7 @@ def test_solver_history_and_generator_migrate_so_that_a_trajectory_is_bit_identi
     scheduler, latents, generator = start()
     alone = walk(scheduler, latents, generator, range(12))
     assert len(scheduler.model_outputs) == 3, "the solver keeps history, or this test proves nothing"
+    assert latents.nbytes > NESTED_BYTES and len(tensor_fields({"scheduler": scheduler})) > 2, "it is a field"
     moved = spawn(relay, 2, timeout_s=120)[0]
     assert torch.equal(moved, alone)
     fresh, latents, generator = start()

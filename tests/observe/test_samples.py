@@ -10,6 +10,7 @@ from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, 
 from gfdit.core.commands import CompleteRequest, Migrate, RunTask
 from gfdit.core.cost_table import CostKey
 from gfdit.core.events import Event, MigrationFinished, RequestArrived, TaskFailed, TaskFinished
+from gfdit.core.transfers import Transfer
 from gfdit.observe.recording import TimedEvent
 from gfdit.observe.samples import UNLIMITED, Samples, median_error
 
@@ -43,7 +44,7 @@ def test_a_batch_is_a_key_of_its_own_and_a_failure_leaves_no_sample() -> None:
 
 
 def test_what_waits_for_a_copy_says_nothing_about_dispatching() -> None:
-    move = Migrate(3, "r", "r/latents/0", 0, (1,))
+    move = copy_of("r", 3)
     samples = Samples()
     samples.add([at(1.0, RequestArrived(REQUEST, GRAPH)), move, RunTask(7, (STEP,), PAIR, (move,))])
     samples.add([at(1.1, MigrationFinished(3, 1, 0.02, 800)), at(1.1, MigrationFinished(3, 0, 0.01, 800))])
@@ -51,6 +52,12 @@ def test_what_waits_for_a_copy_says_nothing_about_dispatching() -> None:
     assert not samples.overhead_s
     (copy,) = samples.copies
     assert (copy.kind, copy.num_bytes, copy.seconds) == ("latents", 800, 0.02)
+
+
+def copy_of(request_id: str, number: int) -> Migrate:
+    """From rank 0 to rank 1."""
+    alone = ExecutionLayout((1,))
+    return Migrate(number, request_id, f"{request_id}/latents/0", (0, 1), (Transfer(0, (1,)),), alone)
 
 
 def copies(latency_s: float, bytes_per_s: float, scatter: float) -> Samples:
@@ -64,7 +71,7 @@ def copies(latency_s: float, bytes_per_s: float, scatter: float) -> Samples:
             number += 1
             num_bytes = side * side * 100
             seconds = (latency_s + num_bytes / bytes_per_s) * draw.uniform(1 - scatter, 1 + scatter)
-            move = Migrate(number, request.id, f"{request.id}/latents/0", 0, (1,))
+            move = copy_of(request.id, number)
             ends = [at(0.0, MigrationFinished(number, rank, seconds, num_bytes)) for rank in (0, 1)]
             samples.add([move, *ends])
     return samples

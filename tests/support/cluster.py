@@ -207,13 +207,14 @@ class Cluster:
     def _copy(self, command: cmd.Migrate) -> None:
         """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well.
 
-        So does one whose source never got the artifact, because an earlier copy broke: then its request is lost.
+        So does one whose holder never got the artifact, because an earlier copy broke: then its request is lost.
         """
         whole = not any(self._is_gone(rank, command) for rank in command.ranks)
         if whole:
-            whole = command.artifact in self.workers[command.source].store
+            lacking = [rank for rank, _ in command.held if command.artifact not in self.workers[rank].store]
             doomed = command.request_id in self.harmed
-            assert whole or doomed, f"{command.artifact} is not on its source {command.source}"
+            assert not lacking or doomed, f"{command.artifact} is not on ranks {lacking}, which hold it"
+            whole = not lacking
         for rank in command.ranks:
             if not self._is_gone(rank, command):
                 worker = self.workers[rank]

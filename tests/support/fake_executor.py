@@ -1,4 +1,7 @@
-"""A worker's executor without a model: artifacts are small tensors, and a group task is a barrier."""
+"""A worker's executor without a model: artifacts are small tensors, and a group task is a barrier.
+
+Latents are really split between steps: over guidance branches, sequence shards or both.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,28 @@ import os
 import pickle
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from gfdit.comm import GroupFreeComm
+from gfdit.core.artifact_views import ArtifactView, FieldView
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task, TaskKind
+from gfdit.core.tasks import Task, TaskKind, artifact_kind
+from gfdit.migration.codec import FieldCodec, Sharding
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime.executor import Results, TaskError
+
+# Branches, tokens, channels; 4 bytes an element, more than travels with the metadata.
+SHAPE = (2, 2049, 5)
+CODEC = FieldCodec({"rows": Sharding("shape", sp_dim=1, cfg_dim=0)})
+
+
+def rows_of(layout: ExecutionLayout, rank: int, step: int) -> torch.Tensor:
+    """What ``rank`` has to hold before ``step``: every element tells its place and the steps so far."""
+    whole = torch.arange(SHAPE[0] * SHAPE[1] * SHAPE[2]).view(SHAPE) + 1_000_000 * step
+    box = FieldView("rows", "int64", 8, SHAPE, sp_dim=1, cfg_dim=0).box(layout, rank)
+    return whole[tuple(slice(*part) for part in box)].clone()
 
 
 class FakeExecutor:
@@ -27,7 +44,7 @@ class FakeExecutor:
     def __init__(self, rank: int, comm: GroupFreeComm) -> None:
         self.rank = rank
         self.comm = comm
-        self.artifacts: dict[str, torch.Tensor] = {}
+        self.artifacts: dict[str, dict[str, Any]] = {}
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         (task,) = tasks
@@ -35,16 +52,27 @@ class FakeExecutor:
             self._obey(payloads[task.request_id].decode())
         total = torch.zeros(2)
         for name in task.inputs:
-            total = total + self.artifacts[name]  # KeyError if a migration was forgotten
+            total = total + self.artifacts[name]["value"]  # KeyError if a migration was forgotten
+            if (rows := self.artifacts[name].get("rows")) is not None:
+                step = self.artifacts[name]["step"]
+                assert torch.equal(rows, rows_of(layout, self.rank, step)), f"{name} is not what {layout} needs"
         self._fail_if_told(task, "early")
         if len(layout.ranks) > 1:
             self.comm.barrier(self.comm.group(layout.ranks))
         self._fail_if_told(task, "late")
         time.sleep(float(total[1]))
         for name in task.outputs:
-            self.artifacts[name] = torch.tensor([float(task.step_index), self.task_s])
+            self.artifacts[name] = {"value": torch.tensor([float(task.step_index), self.task_s])}
+            if artifact_kind(task.request_id, name) == "latents":
+                self.artifacts[name] |= self._latents(task, layout)
         made = {task.request_id: str(os.getpid()).encode()} if task.kind is TaskKind.DECODE else {}
         return lambda: made
+
+    def _latents(self, task: Task, layout: ExecutionLayout) -> dict[str, Any]:
+        if task.kind is not TaskKind.DENOISE:
+            return {"step": 0, "shape": SHAPE, "rows": rows_of(layout, self.rank, 0)}
+        before = self.artifacts[task.inputs[-1]]
+        return {"step": before["step"] + 1, "shape": SHAPE, "rows": before["rows"] + 1_000_000}
 
     def _obey(self, instruction: str) -> None:
         if instruction == "die":
@@ -63,13 +91,17 @@ class FakeExecutor:
 
     task_s = 0.0
 
+    def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
+        made = [name for task in tasks if task.kind is not TaskKind.DENOISE for name in task.outputs]
+        return tuple((name, CODEC.view(self.artifacts[name])) for name in made)
+
     def export_artifact(self, artifact: str) -> ArtifactParts:
         if artifact.startswith("unsendable"):
             raise TypeError("cannot pickle this")
-        return ArtifactParts(b"", {"value": self.artifacts[artifact]})
+        return CODEC.pack(self.artifacts[artifact])
 
-    def import_artifact(self, artifact: str, parts: ArtifactParts) -> None:
-        self.artifacts[artifact] = parts.tensors["value"]
+    def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
+        self.artifacts[artifact] = CODEC.unpack(parts, self.device)
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         for name in artifacts:

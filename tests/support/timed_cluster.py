@@ -75,7 +75,7 @@ def simulate(policy: Policy, num_ranks: int, requests: Iterable[Arrival], *, wor
                 for rank in command.layout.ranks:
                     at(span.finish_s, ev.TaskFinished(command.dispatch_id, rank, span.finish_s - now_s))
             elif isinstance(command, cmd.Migrate):
-                run.num_copies += len(command.destinations)
+                run.num_copies += command.num_copies
                 for rank in command.ranks:
                     at(now_s, ev.MigrationFinished(command.migration_id, rank))
             elif isinstance(command, cmd.WakeAt):
