@@ -9,6 +9,10 @@ TARGETS = {
         "measure collectives, and the table by which kernels choose how to move data",
     ),
     "serve": ("gfdit.cli.bench_serve", "replay a trace against a running server"),
+    "migration": (
+        "gfdit.cli.bench_migration",
+        "measure artifacts on their way from layout to layout, against gloo",
+    ),
     "control": ("gfdit.cli.bench_control", "measure simulations, the control plane and the policies"),
 }
 

@@ -233,6 +233,9 @@ class ControlPlane:
             record.running.discard(dispatch.id)
             if dispatch.error is None:
                 self._out.extend(self.state.finish_task(record, task, dispatch))
+                if dispatch.lost and not self.state.made_whole(record, task):
+                    message = f"a rank was lost with its part of what {task.id} had made"
+                    record.ending = record.ending or cmd.FailRequest(record.request.id, message, status_code=503)
             elif record.ending is None:
                 record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
         if follower is not None:

@@ -191,6 +191,11 @@ class ClusterState:
         self._refresh(record)
         return freed
 
+    def made_whole(self, record: RequestRecord, task: Task) -> bool:
+        """Whether the ranks that are left hold all of what ``task`` has made."""
+        made = [record.artifacts[name] for name in task.outputs]
+        return all([art.view.covered_by(art.holders) for art in made])
+
     # Ranks
 
     def drop_rank(self, rank_id: int) -> list[str]:

@@ -2,25 +2,36 @@
 
 The model follows the contract of :mod:`gfdit.core.commands` and nothing else. Each rank has a store of artifacts
 and two FIFOs, one for tasks and one for copies; what the heads allow happens in random order. A task that
-runs where an input is missing, a collective on which two ranks disagree or an artifact left behind fails the
-test.
+runs where its part of an input is missing, a collective on which two ranks disagree or an artifact left behind
+fails the test.
 """
 
 from __future__ import annotations
 
 import random
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gfdit.core import ControlPlane, Policy, RankRecord, Request, TaskGraph
+from gfdit.core import ControlPlane, ExecutionLayout, Policy, RankRecord, Request, Task, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.artifact_views import UNKNOWN, ArtifactView, FieldView
 from gfdit.core.cost import CostModel
 from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.tasks import artifact_kind
+from gfdit.core.transfers import plan_transfers
 
 ECHO = "a peer failed"
 BEGUN, WITHDRAWN = "begun", "withdrawn"
+COPIED = FieldView("copied", "float32", 4, (2, 3))
+VIEWS = (
+    UNKNOWN,
+    ArtifactView((COPIED,)),
+    ArtifactView((COPIED, FieldView("tokens", "float32", 4, (1, 7), sp_dim=1))),
+    ArtifactView((FieldView("branches", "float32", 4, (2, 6), sp_dim=1, cfg_dim=0),)),
+)
 TERMINAL = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
 
 
@@ -30,13 +41,17 @@ class Worker:
 
     tasks: deque[cmd.RunTask | cmd.ResetEdges] = field(default_factory=deque)
     copies: deque[cmd.Migrate | cmd.FreeArtifacts] = field(default_factory=deque)
-    store: set[str] = field(default_factory=set)
+    store: dict[str, ExecutionLayout] = field(default_factory=dict)  # artifact -> layout it holds its part of
     finished_copies: dict[int, bool] = field(default_factory=dict)  # migration id -> arrived whole
     out_of_step: set[int] = field(default_factory=set)  # peers, since a shared task failed
     begun: set[int] = field(default_factory=set)  # queued dispatches that this rank is on
     failed: set[int] = field(default_factory=set)  # dispatches that failed here
     passed_over: set[int] = field(default_factory=set)  # queued dispatches that were withdrawn
     log: list[cmd.Command] = field(default_factory=list)
+
+    def drop(self, artifacts: Iterable[str]) -> None:
+        for name in artifacts:
+            self.store.pop(name, None)
 
 
 @dataclass
@@ -202,7 +217,7 @@ class Cluster:
 
     def _free(self, rank: int, command: cmd.FreeArtifacts) -> None:
         self.workers[rank].copies.popleft()
-        self.workers[rank].store.difference_update(command.artifacts)
+        self.workers[rank].drop(command.artifacts)
 
     def _copy(self, command: cmd.Migrate) -> None:
         """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well.
@@ -215,14 +230,29 @@ class Cluster:
             doomed = command.request_id in self.harmed
             assert not lacking or doomed, f"{command.artifact} is not on ranks {lacking}, which hold it"
             whole = not lacking
+        if whole:
+            self._check_transfers(command)
         for rank in command.ranks:
             if not self._is_gone(rank, command):
                 worker = self.workers[rank]
                 worker.copies.popleft()
                 worker.finished_copies[command.migration_id] = whole
-                if whole:
-                    worker.store.add(command.artifact)
+                if whole and rank in command.target.ranks:
+                    worker.store[command.artifact] = command.target
                 self._reports_due.append(ev.MigrationFinished(command.migration_id, rank))
+
+    def _check_transfers(self, command: cmd.Migrate) -> None:
+        """Each rank has what it is said to have, and what comes is what the target lacks."""
+        name, view = command.artifact, self._view_of(command.artifact)
+        assert command.view == view, f"the control plane does not know what {name} consists of"
+        for rank, layout in command.held:
+            assert self._has_part(rank, name, layout), f"rank {rank} holds another part of {name}"
+        stores = {rank: worker.store for rank, worker in self.workers.items()}
+        held = {rank: store[name] for rank, store in stores.items() if name in store}
+        if command.request_id not in self.harmed:
+            plans = plan_transfers(view, held, command.target).transfers, command.transfers
+            needed, planned = (sum(t.num_bytes * len(t.destinations) for t in plan) for plan in plans)
+            assert planned == needed, f"{planned} bytes of {name} move, {needed} are needed"
 
     def _is_gone(self, rank: int, command: cmd.Migrate) -> bool:
         """Lost since, perhaps joined again: it will never get to this copy."""
@@ -285,8 +315,9 @@ class Cluster:
             worker = self.workers[rank]
             worker.tasks.popleft()
             if not fails or self.random.random() < 0.5:  # how far a rank got that then failed is open
-                worker.store.update(name for task in command.tasks for name in task.outputs)
-                worker.store.difference_update(command.consumes)
+                outputs = [name for task in command.tasks for name in task.outputs]
+                worker.store.update(dict.fromkeys(outputs, command.layout))
+                worker.drop(command.consumes)
             if fails:
                 worker.out_of_step.update(set(members) - {rank})
             if fails and rank not in culprits and len(culprits) and self.random.random() < 0.2:
@@ -298,7 +329,9 @@ class Cluster:
                 error = f"rank {rank} failed" if rank in culprits else ECHO
                 report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
             else:
-                report = ev.TaskFinished(command.dispatch_id, rank, self.random.random() + 0.01)
+                leads = rank == command.layout.ranks[0]
+                views = [made for task in command.tasks for made in self._views_to_report(task)] if leads else ()
+                report = ev.TaskFinished(command.dispatch_id, rank, self.random.random() + 0.01, tuple(views))
             self._reports_due.append(report)
 
     def _lacks(self, rank: int, move: cmd.Migrate) -> bool:
@@ -306,9 +339,25 @@ class Cluster:
 
     def _check_inputs(self, command: cmd.RunTask) -> None:
         for rank in command.layout.ranks:
-            missing = {name for task in command.tasks for name in task.inputs} - self.workers[rank].store
+            inputs = {name for task in command.tasks for name in task.inputs}
+            missing = {name for name in inputs if not self._has_part(rank, name, command.layout)}
             assert not self.workers[rank].out_of_step & set(command.layout.ranks), f"rank {rank} was not reset"
             assert not missing, f"rank {rank} runs {command.tasks[0].id} without {sorted(missing)}"
+
+    def _has_part(self, rank: int, artifact: str, layout: ExecutionLayout) -> bool:
+        held = self.workers[rank].store.get(artifact)
+        fields = self._view_of(artifact).fields
+        return held is not None and all(spec.box(held, rank) == spec.box(layout, rank) for spec in fields)
+
+    def _view_of(self, artifact: str) -> ArtifactView:
+        """Alike for artifacts of one kind of a request."""
+        request_id = artifact.partition("/")[0]
+        return VIEWS[zlib.crc32(f"{request_id}/{artifact_kind(request_id, artifact)}".encode()) % len(VIEWS)]
+
+    def _views_to_report(self, task: Task) -> list[tuple[str, ArtifactView]]:
+        kinds = {artifact_kind(task.request_id, name) for name in task.inputs}
+        new = [name for name in task.outputs if artifact_kind(task.request_id, name) not in kinds]
+        return [(name, self._view_of(name)) for name in new]
 
     # Ranks that go and come
 
