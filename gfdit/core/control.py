@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.artifact_budget import ArtifactBudget
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.look_ahead import LookAhead, NextStep
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, SchedulerView
@@ -29,16 +31,25 @@ class ControlPlane:
     """Owns every request from arrival to its one terminal command."""
 
     def __init__(
-        self, policy: Policy, ranks: Iterable[RankRecord], cost: CostModel, *, run_ahead: int = 0
+        self,
+        policy: Policy,
+        ranks: Iterable[RankRecord],
+        cost: CostModel,
+        *,
+        run_ahead: int = 0,
+        max_artifact_bytes: int | None = None,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
-        with 0 every step waits for a decision. Raises ``ValueError`` for another number.
+        with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
+        only when a rank has room for all they will hold. Raises ``ValueError`` for other numbers.
         """
         if run_ahead not in (0, 1):
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
-        self.state = ClusterState(ranks)
+        self._budget = ArtifactBudget(max_artifact_bytes)
+        self._at_the_door: deque[RequestRecord] = deque()  # have arrived, and some have ended since
+        self.state = ClusterState(ranks, counts_bytes=self._budget.limited)
         self._look_ahead = LookAhead(policy, self.state, cost, enabled=run_ahead > 0)
         self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
         self._now_s = 0.0
@@ -71,7 +82,8 @@ class ControlPlane:
         """
         self._now_s = now_s
         self._out = []
-        if self._handlers[type(event)](event):
+        news = self._handlers[type(event)](event)
+        if self._let_in() or news:
             self._look_ahead.outdate()
             self._schedule()
         return self._out
@@ -84,6 +96,7 @@ class ControlPlane:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
         self.state.check_integrity()
+        self._budget.check_integrity({name for name, record in self.state.requests.items() if record.let_in})
         resetting = {rank for waiting, ranks in self._resets.values() for rank in ranks}
         for rank in self.state.ranks.present.values():
             assert (rank.reset is None) == (rank.id not in resetting), (
@@ -107,7 +120,23 @@ class ControlPlane:
             self._out.append(refusal)
             return False
         self.state.add(record)
-        return True
+        self._at_the_door.append(record)
+        return False
+
+    def _let_in(self) -> bool:
+        """Show the policy the requests for whose artifacts there is room; say whether there are any."""
+        any_new = False
+        while self._at_the_door:
+            record = self._at_the_door[0]
+            if self.state.requests.get(record.request.id) is record:
+                if self._budget.limited:
+                    if not self._budget.fits(record.request):
+                        break
+                    self._budget.reserve(record.request)
+                self.state.let_in(record)
+                any_new = True
+            self._at_the_door.popleft()
+        return any_new
 
     def _ask_admission(self, record: RequestRecord) -> cmd.Command | None:
         assert self._admit is not None
@@ -233,6 +262,8 @@ class ControlPlane:
             record.running.discard(dispatch.id)
             if dispatch.error is None:
                 self._out.extend(self.state.finish_task(record, task, dispatch))
+                if self._budget.limited:
+                    self._budget.observe(record.request, record.peak_bytes, record.steps_done)
                 if dispatch.lost and not self.state.made_whole(record, task):
                     message = f"a rank was lost with its part of what {task.id} had made"
                     record.ending = record.ending or cmd.FailRequest(record.request.id, message, status_code=503)
@@ -271,6 +302,7 @@ class ControlPlane:
             return
         if freed := self.state.remove(record):
             self._out.append(freed)
+        self._budget.release(record.request.id)
         self._out.append(record.ending)
 
     def _reset_edges(self, ranks: tuple[int, ...]) -> None:

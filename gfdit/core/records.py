@@ -58,6 +58,8 @@ class RequestRecord:
     running: set[int] = field(default_factory=set)  # dispatch ids
     touched: set[int] = field(default_factory=set)  # ranks that have held an artifact
     num_finished: int = 0
+    let_in: bool = False  # there is room for its artifacts: the policy sees it
+    peak_bytes: int = 0  # the most its artifacts have taken, where that is counted
     started: bool = False
     ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
 
@@ -73,6 +75,10 @@ class RequestRecord:
         self.unblocked = [task for task in tasks if not task.inputs]
         self.candidates = next((task.candidates for task in tasks if task.kind is TaskKind.DENOISE), (SINGLE,))
         self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
+
+    @property
+    def live_artifacts(self) -> list[ArtifactRecord]:
+        return [art for art in self.artifacts.values() if art.state is ArtifactState.MATERIALIZED]
 
     def place(self, task_id: str) -> tuple[int, int]:
         """Where a task stands among all that are ready."""

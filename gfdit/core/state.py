@@ -23,7 +23,9 @@ from gfdit.core.transfers import plan_transfers
 class ClusterState:
     """Bookkeeping without decisions; :class:`~gfdit.core.control.ControlPlane` decides."""
 
-    def __init__(self, ranks: Iterable[RankRecord]) -> None:
+    def __init__(self, ranks: Iterable[RankRecord], *, counts_bytes: bool = False) -> None:
+        """``counts_bytes``: of artifacts, for every request."""
+        self.counts_bytes = counts_bytes
         self.ranks = RankPool(ranks)
         self.ready = ReadyTasks()
         self.requests: dict[str, RequestRecord] = {}
@@ -39,7 +41,11 @@ class ClusterState:
         return RequestRecord(request, graph, self._num_arrived)
 
     def add(self, record: RequestRecord) -> None:
+        """A request has arrived; the policy does not see it before :meth:`let_in`."""
         self.requests[record.request.id] = record
+
+    def let_in(self, record: RequestRecord) -> None:
+        record.let_in = True
         self._refresh(record)
         self.offer_ready(record)
 
@@ -48,7 +54,7 @@ class ClusterState:
         left = [art for art in record.artifacts.values() if art.state is not ArtifactState.FREED]
         ranks = tuple(sorted(record.touched & self.ranks.present.keys()))
         del self.requests[record.request.id]
-        del self._request_views[record.request.id]
+        self._request_views.pop(record.request.id, None)
         return cmd.FreeArtifacts(ranks, tuple(art.id for art in left)) if left and ranks else None
 
     def _refresh(self, record: RequestRecord) -> None:
@@ -175,6 +181,8 @@ class ClusterState:
         members = set(dispatch.members)
         for name in task.outputs:
             record.materialize(name, dispatch.layout, members, _view_of(name, record, task, dispatch))
+        if self.counts_bytes:
+            record.peak_bytes = max(record.peak_bytes, sum([art.view.num_bytes for art in record.live_artifacts]))
         for name in task.inputs:
             art = record.artifacts[name]
             art.readers -= 1
@@ -208,12 +216,20 @@ class ClusterState:
         for request_id, record in self.requests.items():
             for art in record.artifacts.values():
                 art.holders.pop(rank_id, None)
-            live = [art for art in record.artifacts.values() if art.state is ArtifactState.MATERIALIZED]
-            if any(not art.view.covered_by(art.holders) for art in live):
+            if any(not art.view.covered_by(art.holders) for art in record.live_artifacts):
                 orphans.append(request_id)
             for task_id in record.offered.keys() & self.ready.by_id.keys():
                 self.ready.replace(record.task_view(record.offered[task_id]), record.place(task_id))
         return orphans
+
+    def artifact_bytes(self) -> dict[int, int]:
+        """Bytes that each rank holds of artifacts, metadata left out."""
+        held = dict.fromkeys(self.ranks.present, 0)
+        for record in self.requests.values():
+            for art in record.live_artifacts if record.touched else ():
+                for rank, layout in art.holders.items():
+                    held[rank] += art.view.held_bytes(layout, rank)
+        return held
 
     # The policy's view
 
@@ -245,9 +261,8 @@ class ClusterState:
                 assert follower and follower.behind == dispatch.id, f"nothing is queued behind {dispatch.id}"
         for rank_record in self.ranks.present.values():
             assert rank_record.dispatch is None or rank_record.dispatch in self.dispatches
-        assert self._request_views == {name: record.view() for name, record in self.requests.items()}, (
-            "a view of a request is old"
-        )
+        let_in = {name: record.view() for name, record in self.requests.items() if record.let_in}
+        assert self._request_views == let_in, "a view of a request is old"
         for record in self.requests.values():
             _check_request(record, self)
 
@@ -273,7 +288,7 @@ def _check_request(record: RequestRecord, state: ClusterState) -> None:
     ready = [task_id for task_id in record.offered if task_id in state.ready.by_id]
     assert record.ending is None or record.running, f"{label} has ended but is alive"
     assert record.ending is None or not ready, f"{label} is ending but offers tasks"
-    assert record.ending or ready or running, f"{label} can never go on"
+    assert record.ending or ready or running or not record.let_in, f"{label} can never go on"
     if record.ending is None:
         total = record.num_finished + len(record.waiting) + len(record.unblocked) + len(ready) + in_flight
         assert total == len(record.graph.tasks), f"{label} lost a task"
