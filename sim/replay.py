@@ -65,7 +65,9 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
     policy = load_policy(header.policy, {**header.policy_args, **policy_args}, header.admission)
     cost = NominalCostModel() if header.costs is None else TableCostModel(header.costs)
     ranks = [RankRecord(rank, frozenset({header.model})) for rank in range(header.num_ranks)]
-    return ControlPlane(policy, ranks, cost, run_ahead=header.run_ahead)
+    return ControlPlane(
+        policy, ranks, cost, run_ahead=header.run_ahead, max_artifact_bytes=header.max_artifact_bytes
+    )
 
 
 def _answer(plane: ControlPlane, given: TimedEvent) -> list[bytes]:

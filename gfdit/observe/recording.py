@@ -19,7 +19,7 @@ from gfdit.core.commands import Command
 from gfdit.core.cost_file import CostTable
 from gfdit.core.events import Event
 
-VERSION = 1
+VERSION = 2
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
 _EVENT_START = b'{"now_s":'
@@ -36,6 +36,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     policy_args: dict[str, str] = {}
     admission: str = "none"
     costs: CostTable | None = None
+    max_artifact_bytes: int | None = None
     run_ahead: int = 0
 
 

@@ -27,6 +27,7 @@ from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core.tasks import Request
+from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
@@ -108,9 +109,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
         """Check and convert the request, enter it in the table and queue it for the control process.
 
-        Raises ``OmniClientError`` (HTTP 400) naming the field for what the client got wrong.
+        Raises ``OmniClientError``: HTTP 400 naming the field for what the client got wrong, 429 for a request too
+        many.
         """
         arrival_s = time.monotonic()
+        if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
+            message = f"{self.settings.max_requests} requests are alive already, try again later"
+            raise OmniClientError(message, status_code=429, error_type="TooManyRequests")
         try:
             submission = self._convert(request, arrival_s)
         except ValueError as error:
@@ -195,6 +200,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     self._deliver_if_complete(request_id)
             case msg.Ended():
                 self._on_ended(message)
+            case msg.ArtifactBytes(by_rank):
+                show_artifact_bytes(by_rank)
             case msg.CallDone(call_id):
                 self._on_call_done(self._calls.pop(call_id), message)
 

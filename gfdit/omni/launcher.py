@@ -74,6 +74,7 @@ class ElasticExecutor(DiffusionExecutor):
                 preload=["gfdit.omni.preload"] if on_cpu else [],
                 heap=self.heap.to_json(),
                 run_ahead=settings.run_ahead,
+                max_artifact_bytes=settings.max_artifact_bytes,
                 policy_timeout_s=settings.policy_timeout_s,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,

@@ -25,7 +25,9 @@ class Settings:
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
     the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` turns away what would
-    only exhaust the memory of a rank, and take every other request with it.
+    only exhaust the memory of a rank, and take every other request with it. ``max_artifact_bytes`` is what the
+    artifacts of a rank may take: requests wait until there is room. ``max_requests`` are alive at once at most,
+    others are turned away (HTTP 429).
     """
 
     policy: str = DEFAULT_POLICY
@@ -42,6 +44,8 @@ class Settings:
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096
     run_ahead: int = 1
+    max_artifact_bytes: int | None = None
+    max_requests: int = 1024
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
@@ -62,10 +66,11 @@ class Settings:
             settings = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ValueError(f"gfdit settings: {error}") from error
-        if settings.ranks is not None and settings.ranks < 1:
-            raise ValueError(f"gfdit setting 'ranks' must be at least 1, got {settings.ranks}")
         if settings.run_ahead not in (0, 1):
             raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
+        for name in ("ranks", "max_artifact_bytes", "max_requests"):
+            if (value := getattr(settings, name)) is not None and value < 1:
+                raise ValueError(f"gfdit setting {name!r} must be at least 1, got {value}")
         load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
 

@@ -35,6 +35,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     preload: list[str] = []
     heap: str = ""
     run_ahead: int = 1
+    max_artifact_bytes: int | None = None
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0

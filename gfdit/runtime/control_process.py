@@ -34,6 +34,7 @@ from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import open_socket, push, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
+from gfdit.runtime.usage import UsageReports
 
 logger = logging.getLogger("gfdit.control")
 
@@ -50,7 +51,9 @@ class ControlProcess:
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             NominalCostModel() if costs is None else TableCostModel(costs),
             run_ahead=config.run_ahead,
+            max_artifact_bytes=config.max_artifact_bytes,
         )
+        self._usage = UsageReports(self.plane, config.num_ranks)
         self.timeline = TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
         self.recording = _open_recording(config, costs)
         self._context = zmq.Context()
@@ -146,6 +149,8 @@ class ControlProcess:
             if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
                 self._wake_at_s = None
                 self._feed(ev.WakeUp())
+            if report := self._usage.due():
+                self._tell(report)
 
     def _shut_down(self) -> None:
         for sockets in (self._compute, self._migration):
@@ -341,6 +346,7 @@ def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> Recording
         admission=config.admission,
         costs=costs,
         run_ahead=config.run_ahead,
+        max_artifact_bytes=config.max_artifact_bytes,
     )
     return RecordingWriter(config.record_path, header)
 

@@ -76,13 +76,19 @@ class CallDone(Message, frozen=True):
     replies: list[tuple[bool, bytes]]
 
 
+class ArtifactBytes(Message, frozen=True):
+    """What each rank holds of artifacts now, by rank; sent when it has changed, but not all the time."""
+
+    by_rank: list[int]
+
+
 class Fatal(Message, frozen=True):
     """The runtime is down: every live request is lost."""
 
     error: str
 
 
-ControlMessage = Ready | Started | Ended | CallDone | Fatal
+ControlMessage = Ready | Started | Ended | CallDone | ArtifactBytes | Fatal
 
 
 # Control process to worker
@@ -159,7 +165,6 @@ class RunDone(Message, frozen=True):
     dispatched_s: float
     started_s: float
     finished_s: float
-    views: tuple[tuple[str, ArtifactView], ...] = ()
     views: tuple[tuple[str, ArtifactView], ...] = ()
 
 

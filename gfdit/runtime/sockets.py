@@ -11,11 +11,14 @@ import zmq
 
 from gfdit.runtime import messages as msg
 
+# Far more than can be in flight to a peer that works: a few for every request that is alive.
+MAX_MESSAGES = 100_000
+
 
 def open_socket(context: zmq.Context, kind: int, address: str, *, bind: bool = False) -> zmq.Socket:
-    """A socket without a high-water mark: what is in flight is bounded by the tasks in flight."""
+    """A socket that holds at most ``MAX_MESSAGES`` for a peer that does not take them."""
     socket = context.socket(kind)
-    socket.set_hwm(0)
+    socket.set_hwm(MAX_MESSAGES)
     if bind:
         socket.bind(address)
     else:
@@ -24,9 +27,9 @@ def open_socket(context: zmq.Context, kind: int, address: str, *, bind: bool = F
 
 
 def push(socket: zmq.Socket, message: msg.Message | bytes) -> None:
-    """Send without ever waiting. With no high-water mark only a peer that has died takes nothing.
+    """Send without ever waiting. Only a peer that has died or hung takes nothing.
 
-    Its end is noticed by whoever watches the process, not here.
+    That is noticed by whoever watches the process, not here.
     """
     with contextlib.suppress(zmq.Again):
         socket.send(message if isinstance(message, bytes) else msg.encode(message), zmq.NOBLOCK)
