@@ -109,6 +109,21 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
+class _Status:
+    """What a first message says: ``text``, metadata or a reason, as far as it fits there, of ``num_bytes``."""
+
+    failed: bool
+    num_bytes: int
+    text: bytes
+
+    @classmethod
+    def of(cls, first: torch.Tensor) -> _Status:
+        data = first.cpu().numpy().tobytes()
+        failed, num_bytes = _STATUS.unpack_from(data)
+        return cls(bool(failed), num_bytes, data[_STATUS.size : _STATUS.size + num_bytes])
+
+
+@dataclass(frozen=True, slots=True)
 class _Sender:
     comm: GroupFreeComm
     view: ArtifactView
@@ -209,18 +224,18 @@ class _Receiver:
     def arrived(self) -> Arrived:
         """Everything has come. Raises :class:`MigrationError` with the text of a sender that failed."""
         for first in self._first:
-            failed, text = _read(first)
-            if failed:
-                raise MigrationError(text.decode(errors="replace"))
+            status = _Status.of(first)
+            if status.failed:
+                raise MigrationError(status.text.decode(errors="replace"))
         return Arrived(self.parts, self.num_bytes)
 
     def _receive_metadata(self, message: _Message, source: int, group: Group) -> None:
         host = self._first[-1].cpu()
         self.comm.check()  # if nothing has arrived, nothing must read junk
-        failed, size = _STATUS.unpack_from(host.numpy())
-        _, metadata = _read(host)
-        if not failed and size > message.room_bytes:
-            rest = torch.empty(size - message.room_bytes, dtype=torch.uint8, device=self.comm.device)
+        status = _Status.of(host)
+        metadata = status.text
+        if not status.failed and (rest_bytes := status.num_bytes - len(metadata)):
+            rest = torch.empty(rest_bytes, dtype=torch.uint8, device=self.comm.device)
             self.comm.broadcast(rest, source, group)
             host = rest.cpu()
             self.comm.check()
@@ -231,13 +246,6 @@ class _Receiver:
         spec = self.view.fields[piece.index]
         needed = spec.box(self.target, self.comm.rank)
         return self.parts.tensors[spec.name][_inside(needed, piece.box)]
-
-
-def _read(first: torch.Tensor) -> tuple[bool, bytes]:
-    """Whether the sender failed, and its text as far as it is in the first message."""
-    data = first.cpu().numpy().tobytes()
-    failed, size = _STATUS.unpack_from(data)
-    return bool(failed), data[_STATUS.size : _STATUS.size + size]
 
 
 def _put(tensor: torch.Tensor, offset: int, data: bytes) -> None:

@@ -41,8 +41,8 @@ _COLOURS = (
 class Span:
     """One task on one rank. Times are seconds from the timeline's start.
 
-    A migration is a span too: ``kind`` is ``"migrate"``, ``task`` the artifact, ``ranks`` the source and then
-    the destinations where known, ``sp`` and ``cfg`` 0.
+    A migration is a span too: ``kind`` is ``"migrate"``, ``task`` the artifact, ``ranks`` the sources and then
+    the others that take part, ``sp`` and ``cfg`` 0.
 
     A server also says when the control plane ``decided`` to run the task, when the host had ``dispatched`` all of
     it to the device, and whether it was queued behind the task before it (``run_ahead``).
@@ -142,7 +142,7 @@ class TimelineWriter:
         end_s: float,
         **extra: Any,
     ) -> None:
-        """One artifact on its way, seen from ``rank``; ``ranks`` are the source and then the destinations."""
+        """One artifact on its way, seen from ``rank``; ``ranks`` are the sources and then the others."""
         span = Span(rank, artifact, request_id, MIGRATE, -1, 0, 0, ranks, start_s, end_s)
         self._queue.append(_Entry(span, extra))
 
