@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,27 @@ def test_a_client_that_disconnects_frees_its_ranks_within_one_step(server: Serve
     assert 0 < len(steps) < 100
     # Nothing of the abandoned request starts once the next one runs everywhere.
     assert max(span.start_s for span in abandoned) < max(span.start_s for span in last_request)
+
+
+def shown_bytes(server: ServerProcess) -> list[float]:
+    """What the metrics say that each rank holds of artifacts."""
+    lines = httpx.get(f"{server.base_url}/metrics", trust_env=False).text.splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("gfdit_artifact_bytes{")]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_metrics_show_what_artifacts_take(server: ServerProcess) -> None:
+    with ThreadPoolExecutor() as pool:
+        image = pool.submit(generate, server, None, (512, 512))
+        wait_until(lambda: any(shown_bytes(server)))
+        assert image.result()[0] == 200
+    wait_until(lambda: shown_bytes(server) == [0, 0])
 
 
 def test_healthy_after_all_that(server: ServerProcess) -> None:

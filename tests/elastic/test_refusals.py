@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,18 @@ def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) ->
     argv = ["gfdit", "serve", str(model), "--ranks", "1000", "--", "--enforce-eager", "--dtype", "float32"]
     with pytest.raises(ServerError, match=r"1000 (ranks|device)"):
         start_server(argv, free_port(), tmp_path / "log")
+
+
+def test_a_request_too_many_is_turned_away_at_once() -> None:
+    from vllm_omni.errors import OmniClientError
+
+    from gfdit.omni.engine import ElasticDiffusionEngine
+    from gfdit.omni.settings import Settings
+
+    engine = ElasticDiffusionEngine.__new__(ElasticDiffusionEngine)
+    engine.settings = Settings.parse({"gfdit": {"max_requests": 3}})
+    engine._submissions, engine._num_alive = queue.Queue(), 2
+    engine._submissions.put(None)  # type: ignore[arg-type]  # one more waits to be sent
+    with pytest.raises(OmniClientError, match="3 requests are alive already") as refusal:
+        engine._add_prepared_request(None)
+    assert refusal.value.status_code == 429
