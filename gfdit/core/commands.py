@@ -14,7 +14,7 @@ from gfdit.core.transfers import Transfer
 class Migrate:
     """Bring an artifact to the ranks of ``target``, each its part of it, on the migration lane.
 
-    ``ranks``, ascending, take part; each runs its ``transfers`` in the order given. ``held`` says under which
+    ``ranks``, sources first, take part; each runs its ``transfers`` in the order given. ``held`` says under which
     layout those that hold some of the artifact do. ``view`` is what it consists of.
     """
 

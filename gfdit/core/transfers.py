@@ -44,7 +44,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """``transfers`` in the order to run them. ``ranks``, ascending, have something to do.
+    """``transfers`` in the order to run them. ``ranks``, sources first, have something to do.
 
     Some may only have to drop a part of what they hold.
     """
@@ -81,9 +81,10 @@ def plan_transfers(
     for key in sorted(needs, key=lambda key: (-sizes[key], key)):
         sharing.add(*key, needs[key], sizes[key], metadata=key == all_of_it)
     transfers = _in_rounds(sharing.transfers())
-    busy = {rank for transfer in transfers for rank in transfer.ranks}
-    busy.update(rank for rank in target.ranks if rank in held and not _fits(view, rank, held[rank], target))
-    return TransferPlan(tuple(sorted(busy)), transfers)
+    sources = {transfer.source for transfer in transfers}
+    others = {rank for transfer in transfers for rank in transfer.destinations}
+    others.update(rank for rank in target.ranks if rank in held and not _fits(view, rank, held[rank], target))
+    return TransferPlan((*sorted(sources), *sorted(others - sources)), transfers)
 
 
 class _Sharing:
