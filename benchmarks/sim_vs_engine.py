@@ -216,7 +216,8 @@ def simulate(
     """Latencies of the requests, in the order of the trace, by seed."""
     runs = []
     for seed in range(num_seeds):
-        options = SimulationOptions(NUM_RANKS, profiled.dispatch_latency_s, profiled.jitter, seed)
+        # The server runs ahead by default.
+        options = SimulationOptions(NUM_RANKS, profiled.dispatch_latency_s, profiled.jitter, seed, run_ahead=1)
         done = Simulator(load_policy(policy, {}), profiled.table, trace, options).run()
         if lost := [request.trace.id for request in done.requests if request.latency_s is None]:
             raise ServerError(f"{policy}: {lost[0]} did not complete in the simulation")

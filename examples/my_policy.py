@@ -15,6 +15,7 @@ class OldestWidest:
 
     max_ranks: int = 8
     name = "oldest-widest"
+    run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
         free, dispatches = list(view.free_ranks), []

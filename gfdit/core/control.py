@@ -323,8 +323,7 @@ class ControlPlane:
             return False
         following = None
         try:
-            if following := self._look_ahead.ask(running, self._now_s):
-                expected_s = self.cost.task_s(following.views[0], running.layout, len(following.tasks))
+            following = self._look_ahead.ask(running, self._now_s)
         except Exception as error:
             # Nobody is harmed: the policy is asked again when the step has ended.
             self._out.append(cmd.ReportFault(self._fault(error)))
@@ -332,14 +331,14 @@ class ControlPlane:
             if following is None or following.tasks != follower.tasks:
                 self._withdraw_follower(running)
         elif following is not None:
-            self._queue(following, running, expected_s)
+            self._queue(following, running)
         return False
 
-    def _queue(self, following: NextStep, running: DispatchRecord, expected_s: float) -> None:
+    def _queue(self, following: NextStep, running: DispatchRecord) -> None:
         tasks, layout = following.tasks, running.layout
         consumes = tuple([name for task in tasks for name in self.state.last_reads(task, running.tasks)])
         record = DispatchRecord(
-            self._new_id(), tasks, following.views, layout, set(layout.ranks), consumes, expected_s
+            self._new_id(), tasks, following.views, layout, set(layout.ranks), consumes, following.expected_s
         )
         self.state.queue(record, running)
         self._out.append(cmd.RunTask(record.id, tasks, layout, (), consumes, after=running.id))

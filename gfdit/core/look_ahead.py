@@ -25,6 +25,7 @@ class NextStep:
 
     tasks: tuple[Task, ...]
     views: tuple[TaskView, ...]
+    expected_s: float
 
 
 class LookAhead:
@@ -65,7 +66,7 @@ class LookAhead:
     def ask(self, dispatch: DispatchRecord, now_s: float) -> NextStep | None:
         """What the policy would go on with on the layout of ``dispatch``; None if that should wait and see.
 
-        Raises what the policy raises, and ``PolicyError`` for an answer against the rules.
+        Raises what the policy or the cost model raises, and ``PolicyError`` for an answer against the rules.
         """
         dispatch.looked_ahead = self._version
         outlook = _Outlook(self._state, dispatch)
@@ -78,7 +79,8 @@ class LookAhead:
                 ranks = self._state.ranks.views_without(dispatch.layout.ranks)
                 check_dispatch(answer, policy=self._policy.name, ready=outlook.views, ranks=ranks)
                 tasks = tuple([outlook.tasks[name] for name in answer.tasks])
-                return NextStep(tasks, tuple([outlook.views[name] for name in answer.tasks]))
+                views = tuple([outlook.views[name] for name in answer.tasks])
+                return NextStep(tasks, views, self._cost.task_s(views[0], answer.layout, len(tasks)))
         return None
 
 

@@ -50,8 +50,8 @@ class _OpenCopy:
 class Samples:
     """``task_s`` are execution times by what they depend on, the slowest rank's of each dispatch.
 
-    ``overhead_s`` is what a dispatch that waited for no copy took besides: from its decision until the control
-    plane knew its end.
+    ``overhead_s`` is what a dispatch that waited for no copy and for no other task took besides: from its decision
+    until the control plane knew its end.
     """
 
     task_s: dict[CostKey, list[float]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Samples:
         parallel, batch = command.layout.parallel, len(command.tasks)
         key = CostKey(request.model, task.kind, request.shape, request.cfg, parallel, batch)
         self.task_s.setdefault(key, []).append(dispatch.seconds)
-        if not command.migrations:
+        if not command.migrations and command.after is None:
             self.overhead_s.append(self._now_s - dispatch.decided_s - dispatch.seconds)
 
     def _copy_finished(self, event: MigrationFinished) -> None:

@@ -11,6 +11,7 @@ from gfdit.core import ControlPlane, Decision, Dispatch, ExecutionLayout, Parall
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.look_ahead import NextStep
 from gfdit.core.records import DispatchRecord
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -366,8 +367,8 @@ class QueuesTwice(ControlPlane):
 
 
 class QueuesElsewhere(ControlPlane):
-    def _queue(self, following: object, running: DispatchRecord, expected_s: float) -> None:
-        super()._queue(following, running, expected_s)  # type: ignore[arg-type]
+    def _queue(self, following: NextStep, running: DispatchRecord) -> None:
+        super()._queue(following, running)
         queued = self.state.follower(running)
         assert queued is not None
         queued.layout = ExecutionLayout(queued.layout.ranks[::-1], queued.layout.parallel)

@@ -60,6 +60,13 @@ def copy_of(request_id: str, number: int) -> Migrate:
     return Migrate(number, request_id, f"{request_id}/latents/0", (0, 1), (Transfer(0, (1,)),), alone)
 
 
+def test_what_waits_for_another_task_says_nothing_about_dispatching() -> None:
+    samples = Samples()
+    samples.add([at(1.0, RequestArrived(REQUEST, GRAPH)), RunTask(7, (STEP,), PAIR, after=6)])
+    samples.add([at(2.0, TaskFinished(7, 0, 0.5)), at(2.0, TaskFinished(7, 1, 0.5))])
+    assert list(samples.task_s.values()) == [[0.5]] and samples.overhead_s == []
+
+
 def copies(latency_s: float, bytes_per_s: float, scatter: float) -> Samples:
     draw = random.Random(1)
     samples = Samples()
