@@ -91,7 +91,7 @@ class ControlPlane:
     @property
     def wants_to_look_ahead(self) -> bool:
         """Whether a :class:`~events.LookAhead` would be of use, once nothing more urgent is to be handed in."""
-        return self._look_ahead.next_due() is not None
+        return self._look_ahead.next_due(self._now_s) is not None
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
@@ -319,7 +319,7 @@ class ControlPlane:
 
     def _on_look_ahead(self, event: ev.LookAhead) -> bool:
         """Ask the policy about the step after one that runs; queue it, leave it queued or take it back."""
-        if (running := self._look_ahead.next_due()) is None:
+        if (running := self._look_ahead.next_due(self._now_s)) is None:
             return False
         following = None
         try:

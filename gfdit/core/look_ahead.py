@@ -2,13 +2,15 @@
 
 A policy is shown the state as it should be once a running dispatch has ended and nothing else has happened. If it
 then goes on with the same requests on the same layout, the control plane queues that behind the running dispatch,
-and asks again after everything that happens meanwhile: what is queued when the dispatch ends is what the policy
-would have said at that moment, or nothing.
+and asks again after what happens meanwhile: what is queued when the dispatch ends is what the policy would have
+said at that moment, or nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import nsmallest
+from operator import attrgetter
 from types import MappingProxyType
 
 from gfdit.core.cost import CostModel
@@ -17,6 +19,13 @@ from gfdit.core.records import DispatchRecord
 from gfdit.core.rules import check_decision, check_dispatch
 from gfdit.core.state import ClusterState
 from gfdit.core.tasks import Task, TaskKind
+
+NUM_WATCHED = 4
+"""How many dispatches, of those that end next, the policy is asked about again after an event.
+
+With hundreds of ranks, asking about all of them after every event would take longer than their steps. The others'
+turn comes before they end; until then what the policy said last about them stands.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +55,18 @@ class LookAhead:
         """Something has happened that may change any answer."""
         self._version += 1
 
-    def next_due(self) -> DispatchRecord | None:
-        """The dispatch that should end first, of those whose next step may be queued or taken back."""
+    def next_due(self, now_s: float) -> DispatchRecord | None:
+        """The dispatch to ask about next: it is new, or should have ended by now, or ends soon."""
         if not self.enabled:
             return None
-        due = [d for d in self._state.dispatches.values() if d.looked_ahead != self._version and self._is_open(d)]
-        return min(due, key=lambda dispatch: dispatch.ends_s, default=None)
+        running = [d for d in self._state.dispatches.values() if d.behind is None]
+        due = [d for d in running if d.looked_ahead < 0 or d.ends_s <= now_s]
+        due += nsmallest(NUM_WATCHED, [d for d in running if d.ends_s > now_s], key=_end)
+        due = [d for d in due if d.looked_ahead != self._version and self._is_open(d)]
+        return min(due, key=_end, default=None)
 
     def _is_open(self, dispatch: DispatchRecord) -> bool:
-        if dispatch.behind is not None or dispatch.error is not None or dispatch.withdrawing or dispatch.lost:
+        if dispatch.error is not None or dispatch.withdrawing or dispatch.lost:
             return False
         if not any([task.outputs for task in dispatch.tasks]):
             return False
@@ -82,6 +94,9 @@ class LookAhead:
                 views = tuple([outlook.views[name] for name in answer.tasks])
                 return NextStep(tasks, views, self._cost.task_s(views[0], answer.layout, len(tasks)))
         return None
+
+
+_end = attrgetter("ends_s")
 
 
 class _Outlook:
