@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gfdit.core import Dispatch, ExecutionLayout, ParallelSpec, RankView, RequestView, SchedulerView, TaskView
 from gfdit.core.estimates import Estimates
@@ -12,6 +13,8 @@ from gfdit.core.layouts import widest
 
 GroupId = tuple[int, int]
 """Node (-1 where groups cross nodes), and rank id divided by the size of a group."""
+
+_PLACE = attrgetter("id", "node", "resident")
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +66,7 @@ class WorkerGroups:
 
     def update(self, view: SchedulerView) -> None:
         """Take in which ranks and requests have come and gone."""
-        ranks = [(rank.id, rank.node, rank.resident) for rank in view.ranks]
+        ranks = list(map(_PLACE, view.ranks))
         if ranks == self._ranks and self._homes.keys() == view.requests.keys():
             return
         for name in self._homes.keys() - view.requests.keys():

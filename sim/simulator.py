@@ -104,6 +104,7 @@ class Simulator:
         models = frozenset(request.model for request in trace)
         ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
         self._control = ControlPlane(policy, ranks, TableCostModel(table), run_ahead=options.run_ahead)
+        self._looks_ahead = options.run_ahead > 0
         self._devices = Devices(options)
         self._lost: set[int] = set()
         self._withdrawn: deque[int] = deque()  # dispatches that the control plane has still to hear of
@@ -156,7 +157,7 @@ class Simulator:
     def _tell(self, event: ev.Event) -> None:
         """Hand an event in, and what follows from it at once."""
         self._handle(event)
-        while self._withdrawn or self._control.wants_to_look_ahead:
+        while self._looks_ahead and (self._withdrawn or self._control.wants_to_look_ahead):
             self._handle(ev.TaskWithdrawn(self._withdrawn.popleft()) if self._withdrawn else ev.LookAhead())
 
     def _handle(self, event: ev.Event) -> None:

@@ -36,6 +36,9 @@ class Measured:
     def add(self, ratio: float) -> None:
         self.count += 1
         if len(self.recent) == WINDOW:
+            if self.recent[0] == ratio:  # the same values stay, as they always do where times are known
+                self.recent.rotate(-1)
+                return
             del self._ascending[bisect_left(self._ascending, self.recent.popleft())]
         self.recent.append(ratio)
         insort(self._ascending, ratio)

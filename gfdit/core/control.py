@@ -83,7 +83,7 @@ class ControlPlane:
         self._now_s = now_s
         self._out = []
         news = self._handlers[type(event)](event)
-        if self._let_in() or news:
+        if (self._at_the_door and self._let_in()) or news:
             self._look_ahead.outdate()
             self._schedule()
         return self._out

@@ -8,7 +8,7 @@ said at that moment, or nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from operator import attrgetter
 from types import MappingProxyType
@@ -129,8 +129,7 @@ class _Outlook:
         left = dict(record.tasks_left)
         for task in done:
             left[task.kind] -= 1
-        self._requests[request_id] = replace(
-            self._requests[request_id],
+        self._requests[request_id] = self._requests[request_id]._replace(
             steps_done=record.steps_done + sum([task.kind is TaskKind.DENOISE for task in done]),
             tasks_left=MappingProxyType(left),
             running=len(record.running) > 1,

@@ -3,21 +3,22 @@
 A policy sees every ready task and every rank, and answers with the tasks to run now, each on an execution
 layout of its choice. It reads time from ``view.now_s`` alone, so the same object gives the same decisions in
 the simulator and in production.
+
+What is made anew for every task is a named tuple, which takes a third of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
-@dataclass(frozen=True, slots=True)
-class TaskView:
+class TaskView(NamedTuple):
     """A ready task. ``artifacts`` pairs each input with the ranks that hold it."""
 
     id: str
@@ -45,8 +46,7 @@ class TaskView:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now."""
 
     id: str
@@ -65,8 +65,7 @@ class RequestView:
     running: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(NamedTuple):
     """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models."""
 
     id: int
@@ -76,8 +75,7 @@ class RankView:
     node: int
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
+class SchedulerView(NamedTuple):
     """Everything a policy may look at, valid during one ``schedule`` call.
 
     ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
@@ -91,16 +89,14 @@ class SchedulerView:
     cost: CostModel
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Run these tasks (several: one batched step) on this layout now."""
 
     tasks: tuple[str, ...]
     layout: ExecutionLayout
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What to run now, and when to ask again if nothing else happens before."""
 
     dispatches: tuple[Dispatch, ...] = ()

@@ -100,6 +100,8 @@ class ClusterState:
     def last_reads(self, task: Task, before: tuple[Task, ...] = ()) -> list[str]:
         """The inputs of ``task`` that no other task has still to read once those ``before`` it have run."""
         artifacts = self.requests[task.request_id].artifacts
+        if not before:
+            return [name for name in task.inputs if artifacts[name].readers == 1]
         return [
             name
             for name in task.inputs
@@ -271,11 +273,13 @@ def _view_of(name: str, record: RequestRecord, task: Task, dispatch: DispatchRec
     """What an output consists of: as reported, or like the input of the same kind."""
     if (view := dispatch.made.get(name)) is not None:
         return view
-    artifacts = record.artifacts
-    known = [other for other in task.inputs if artifacts[other].view is not UNKNOWN]
-    kind = artifact_kind(task.request_id, name) if known else ""
-    alike = (artifacts[other].view for other in known if artifact_kind(task.request_id, other) == kind)
-    return next(alike, UNKNOWN)
+    kind = ""
+    for other in task.inputs:
+        if (view := record.artifacts[other].view) is not UNKNOWN:
+            kind = kind or artifact_kind(task.request_id, name)
+            if artifact_kind(task.request_id, other) == kind:
+                return view
+    return UNKNOWN
 
 
 def _check_request(record: RequestRecord, state: ClusterState) -> None:

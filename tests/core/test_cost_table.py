@@ -49,7 +49,7 @@ def table() -> CostTable:
 def task(shape: Shape | int = 512, kind: TaskKind = TaskKind.DENOISE, **changes: Any) -> TaskView:
     shape = shape if isinstance(shape, Shape) else Shape(shape, shape)
     base = TaskView("r/x", "r", "qwen", kind, 0, shape, False, CANDIDATES, (("r/a", (0, 1)), ("r/b", (0,))))
-    return replace(base, **changes)
+    return base._replace(**changes)
 
 
 def request(**changes: Any) -> RequestView:
@@ -57,7 +57,7 @@ def request(**changes: Any) -> RequestView:
     base = RequestView(
         "r", "qwen", Shape(512, 512), False, 0, 10, 0.0, None, 0, "default", CANDIDATES, left, None, False
     )
-    return replace(base, **changes)
+    return base._replace(**changes)
 
 
 def on(spec: ParallelSpec, *ranks: int) -> ExecutionLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -31,7 +31,7 @@ class Urgent:
     seen: list[SchedulerView] = field(default_factory=list)
 
     def schedule(self, view: SchedulerView) -> Decision:
-        self.seen.append(replace(view, requests=dict(view.requests)))
+        self.seen.append(view._replace(requests=dict(view.requests)))
         order = sorted(view.ready, key=lambda task: task.request_id != "urgent")
         if not order or len(view.free_ranks) < 2:
             return Decision()

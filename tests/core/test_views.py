@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -150,7 +150,7 @@ def keep_an_old_rank(control: ControlPlane) -> None:
 def keep_an_old_request(control: ControlPlane) -> None:
     views = control.state._request_views
     name = next(iter(views))
-    views[name] = replace(views[name], steps_done=views[name].steps_done + 1)
+    views[name] = views[name]._replace(steps_done=views[name].steps_done + 1)
 
 
 def keep_old_tasks(control: ControlPlane) -> None:
