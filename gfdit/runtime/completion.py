@@ -27,6 +27,9 @@ class Work(Protocol):
     def finished(self, at_s: float) -> None:
         """The device is done with it."""
 
+    def broke(self, error: Exception) -> None:
+        """Instead of ``finished``: the device has failed, and nothing can be said of the work."""
+
 
 class CompletionMonitor(Protocol):
     """Of one lane, which calls ``begin`` before it launches some work and ``end`` after it; neither waits."""
@@ -46,7 +49,7 @@ class Mark(Protocol):
     """A place in what a device was given to do."""
 
     def wait(self) -> float:
-        """Sleep until the device gets there; returns when that was."""
+        """Sleep until the device gets there; returns when that was. Raises if the device has failed."""
 
 
 class HostMonitor:
@@ -98,8 +101,13 @@ class DeviceMonitor:
     def _watch(self) -> None:
         while (watched := self._watched.get()) is not None:
             begin, end, work = watched
-            work.started(begin.wait())
-            work.finished(end.wait())
+            try:
+                work.started(begin.wait())
+                at_s = end.wait()
+            except Exception as error:
+                work.broke(error)
+            else:
+                work.finished(at_s)
             self._watched.task_done()
 
 

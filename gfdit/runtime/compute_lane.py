@@ -126,7 +126,7 @@ class ComputeLane:
 
     def _run(self, run: msg.Run) -> None:
         command = run.command
-        work = _TaskWork(self, command)
+        work = TaskWork(self, command)
         try:
             own = [move.migration_id for move in command.migrations if self.rank in move.ranks]
             self._migration.wait_for(own)
@@ -150,7 +150,7 @@ class ComputeLane:
             return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())
 
 
-class _TaskWork:
+class TaskWork:
     """One dispatch on this rank, from its launch to its report."""
 
     def __init__(self, lane: ComputeLane, command: RunTask) -> None:
@@ -189,6 +189,10 @@ class _TaskWork:
             )
         else:
             lane.reports.tell(self._failure(self.error))
+
+    def broke(self, error: Exception) -> None:
+        self.fail(self.error or error)
+        self._lane.reports.tell(self._failure(self.error or error))
 
     def _check(self) -> None:
         """Raise what the device has run into since the launch, even if that was raised elsewhere already.

@@ -32,9 +32,12 @@ class FakeDevice:
 class FakeMark:
     at_s: float
     passed: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
 
     def wait(self) -> float:
         assert self.passed.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
         return self.at_s
 
 
@@ -71,6 +74,9 @@ class LoggedWork:
 
     def finished(self, at_s: float) -> None:
         self._note("finished", at_s)
+
+    def broke(self, error: Exception) -> None:
+        self.log.add(f"{self.name} broke: {error}")
 
     def _note(self, what: str, at_s: float) -> None:
         self.times_s[what] = at_s
@@ -120,6 +126,23 @@ def test_drain_waits_for_all_that_was_launched() -> None:
     thread.join(PATIENCE_S)
     assert drained.is_set() and log.told[-1] == "first finished"
     monitor.close()
+
+
+def test_a_device_that_fails_fails_the_work_and_the_monitor_goes_on() -> None:
+    device, log = FakeDevice(), Log()
+    monitor = DeviceMonitor(device.make)
+    launch(monitor, LoggedWork("first", log))
+    launch(monitor, LoggedWork("second", log))
+    device.marks[1].error = RuntimeError("unspecified launch failure")
+    for _ in range(4):
+        device.advance()
+    monitor.close()
+    assert log.told[4:] == [
+        "first started",
+        "first broke: unspecified launch failure",
+        "second started",
+        "second finished",
+    ]
 
 
 def test_work_ends_once_it_has_begun() -> None:
