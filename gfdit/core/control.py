@@ -61,8 +61,8 @@ class ControlPlane:
         self._handlers: dict[type, Callable[[Any], bool]] = {
             ev.RequestArrived: self._on_arrived,
             ev.RequestCancelled: self._on_cancelled,
-            ev.TaskDispatched: lambda event: False,
-            ev.TaskStarted: self._on_started,
+            ev.TaskDispatched: self._on_begun,
+            ev.TaskStarted: self._on_begun,
             ev.TaskWithdrawn: self._on_withdrawn,
             ev.TaskFinished: self._on_finished,
             ev.TaskFailed: self._on_failed,
@@ -157,7 +157,7 @@ class ControlPlane:
         self._end(record, cmd.CancelRequest(event.request_id))
         return True
 
-    def _on_started(self, event: ev.TaskStarted) -> bool:
+    def _on_begun(self, event: ev.TaskDispatched | ev.TaskStarted) -> bool:
         self._note_begun(event.dispatch_id)
         return False
 

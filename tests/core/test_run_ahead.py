@@ -178,9 +178,13 @@ def test_a_policy_may_change_its_mind_until_the_step_begins(driver: Driver) -> N
     assert "urgent/encode" in runs(driver.finish())
 
 
-def test_a_step_that_has_begun_is_not_taken_back(driver: Driver) -> None:
+@pytest.mark.parametrize("told", [ev.TaskDispatched, ev.TaskStarted])
+def test_a_step_that_has_begun_is_not_taken_back(
+    driver: Driver, told: type[ev.TaskDispatched] | type[ev.TaskStarted]
+) -> None:
+    """On a device that works by itself it is dispatched first, on the host started first."""
     queued = follower(driver)
-    driver.tell(ev.TaskStarted(queued.id, 0))
+    driver.tell(told(queued.id, 0))
     assert withdrawn(driver.arrive("urgent")) == []
     driver.finish()
     assert driver.running is queued
