@@ -86,6 +86,8 @@ class ComputeLane:
                         self.comm.reset(command.ranks, generation=command.reset_id)
                         self.reports.tell(msg.ResetDone(command.reset_id, self.rank))
                     case msg.Call() as call:
+                        # It may change what tasks work with: weights, for example.
+                        self._monitor.drain()
                         self.reports.tell(self._call(call))
                     case msg.Stop():
                         return
