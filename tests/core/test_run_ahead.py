@@ -388,7 +388,7 @@ PLANES = [
     QueuesTwice,
     QueuesElsewhere,
 ]
-SEEDS = 150
+SEEDS = 80
 
 
 def first_break(cluster_type: type[Cluster], plane: type[ControlPlane]) -> str | None:
