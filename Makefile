@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough models soak soak-comm soak-kernels report kernels lint format types clean
+.PHONY: help setup demo test thorough models soak soak-comm soak-kernels storm report kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -23,6 +23,7 @@ help:
 	@echo "make soak    $(SOAK_REQUESTS) requests on random layouts, some abandoned"
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
+	@echo "make storm   1,000,000 events with faults in a simulated server"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
 	@echo "make kernels  compile every kernel variant and record what it takes"
 	@echo "make lint format types clean"
@@ -50,6 +51,9 @@ soak: setup
 
 soak-comm: setup
 	@$(BIN)/python -m tests.comm.soak
+
+storm: setup
+	@$(BIN)/python -m tests.whole
 
 soak-kernels: setup
 	@$(BIN)/python -m tests.kernels.soak

@@ -41,6 +41,7 @@ class Devices:
         self._executions: dict[int, Execution] = {}
         self._copies: dict[int, Copy] = {}
         self._copies_end_s = [0.0] * options.num_ranks
+        self._cut_off: set[int] = set()  # queued executions that cannot begin, since what was before them failed
 
     def copy(self, command: cmd.Migrate, seconds: float, now_s: float) -> Copy:
         """Its source and destinations are at it together, once each is done with its copies so far."""
@@ -73,8 +74,11 @@ class Devices:
     def withdraw(self, dispatch_id: int) -> bool:
         """Forget a queued execution; False if it has begun."""
         execution = self._executions.get(dispatch_id)
-        if execution is None or self._before(execution.command) is None:
+        if execution is None:
             return False
+        if dispatch_id not in self._cut_off and self._before(execution.command) is None:
+            return False
+        self._cut_off.discard(dispatch_id)
         del self._executions[dispatch_id]
         return True
 
@@ -101,6 +105,8 @@ class Devices:
         for execution in executions:
             execution.end_s, execution.seconds = now_s, max(0.0, now_s - execution.start_s)
             del self._executions[execution.command.dispatch_id]
+        ended = {execution.command.dispatch_id for execution in executions}
+        self._cut_off.update(number for number, e in self._executions.items() if e.command.after in ended)
         self._copies_end_s[rank] = now_s
         return executions, copies
 

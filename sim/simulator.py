@@ -32,7 +32,7 @@ _NORMAL = NormalDist()
 
 
 class Status(StrEnum):
-    """How a request ended: ``FAILED`` by the policy's mistake, ``LOST`` with a rank.
+    """How a request ended: ``FAILED`` by the policy's mistake, ``LOST`` with one rank after another.
 
     ``STARVED``: nothing was left to happen, and it had not ended.
     """
@@ -186,7 +186,7 @@ class Simulator:
         if self._devices.finish_copy(copy):
             self._end_copy(copy)
 
-    def _end_copy(self, copy: Copy) -> None:
+    def _end_copy(self, copy: Copy, error: str = "") -> None:
         command = copy.command
         for rank in command.ranks:
             if self._timeline is not None and copy.end_s > copy.start_s:
@@ -194,7 +194,8 @@ class Simulator:
                     rank, command.artifact, command.request_id, command.ranks, copy.start_s, copy.end_s
                 )
             if rank not in self._lost:
-                self._tell(ev.MigrationFinished(command.migration_id, rank))
+                done = ev.MigrationFinished(command.migration_id, rank, error=error, secondary=bool(error))
+                self._tell(done)
 
     def _lose(self, rank: int) -> None:
         """Peers notice at once; what waits for a copy that broke fails with it."""
@@ -205,13 +206,12 @@ class Simulator:
         for execution in executions:
             self._account(execution)
             command = execution.command
-            message = f"rank {rank} was lost while it copied for {command.tasks[0].id}"
-            echo = rank in command.layout.ranks  # then the control plane knows why
+            message = f"rank {rank} was lost while it ran or copied for {command.tasks[0].id}"
             for member in command.layout.ranks:
                 if member not in self._lost:
-                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK, secondary=echo))
+                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK, secondary=True))
         for copy in copies:
-            self._end_copy(copy)
+            self._end_copy(copy, f"rank {rank} was lost")
 
     def _join(self, rank: int) -> None:
         self._num_wake_ups = 0

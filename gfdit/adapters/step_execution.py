@@ -215,10 +215,22 @@ def split_state(state: StepRequestState) -> tuple[Artifact, Artifact]:
 
 
 def join_state(artifacts: tuple[Artifact, ...]) -> StepRequestState:
-    """Inverse of :func:`split_state`, leaving the artifacts as they are."""
+    """Inverse of :func:`split_state`. What a step changes in place is copied: a failed one may run again."""
     fields = {name: value for artifact in artifacts for name, value in artifact.items()}
-    fields["sampling"] = _with_generator(fields["sampling"], fields.pop("generator", None))
+    generator = fields.pop("generator", None)
+    fields["sampling"] = _with_generator(fields["sampling"], generator and generator.clone_state())
+    if (scheduler := fields.get("scheduler")) is not None:
+        fields["scheduler"] = _copy_of(scheduler)
     return StepRequestState(**fields)
+
+
+def _copy_of(scheduler: Any) -> Any:
+    """Schedulers replace their tensors, but count steps and shift their history in place."""
+    copied = copy.copy(scheduler)
+    for name, value in vars(scheduler).items():
+        if isinstance(value, (list, dict)):
+            setattr(copied, name, copy.copy(value))
+    return copied
 
 
 def _with_generator(sampling: Any, generator: torch.Generator | None) -> Any:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.core.transfers import Transfer
+
+Lane = Literal["compute", "migration"]
+"""The two queues of a rank, each with edges of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class RunTask:
     """Run ``tasks`` (several: one batched step) on every rank of ``layout``.
 
     A rank first waits for the ``migrations`` it takes part in, which were emitted before; it drops the
-    artifacts in ``consumes`` once the task has run: no later task reads them.
+    artifacts in ``consumes`` once the task has run: no later task reads them. A rank that fails keeps them as they
+    were, since the task may run again. The first rank of the layout hands the result of a request on.
 
     With ``after``, the dispatch that runs on these ranks now, the task is queued behind it: a rank goes on to it
     without a word from the control plane, unless ``after`` failed there or the task was withdrawn. The ranks
@@ -67,18 +72,28 @@ class WithdrawTask:
 
 @dataclass(frozen=True, slots=True)
 class FreeArtifacts:
-    """Drop these artifacts on these ranks; an unknown one is no error."""
+    """Drop these artifacts on these ranks; an unknown one is no error.
+
+    One that a task or copy with a number above ``before`` makes stays: it was made again since.
+    """
 
     ranks: tuple[int, ...]
     artifacts: tuple[str, ...]
+    before: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResetEdges:
-    """Return the edges among ``ranks`` to a fresh state after a failed collective; all are quiescent."""
+    """Return edges among ``ranks`` to a fresh state: after a failed collective, or for a rank that has joined.
+
+    ``edges`` are (rank, peer, generation) with rank < peer. Every rank resets those it is an end of when it gets
+    there in its ``lane``; it has then left every operation on them.
+    """
 
     reset_id: int
+    lane: Lane
     ranks: tuple[int, ...]
+    edges: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,23 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifact_budget import ArtifactBudget
 from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.edges import EdgeResets
+from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.look_ahead import LookAhead, NextStep
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, SchedulerView
-from gfdit.core.records import DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.records import DispatchRecord, MigrationRecord, RankRecord, RequestRecord
+from gfdit.core.recovery import is_lacking
 from gfdit.core.rules import check_decision, check_dispatch
 from gfdit.core.state import ClusterState
 
+LOST_PART = "a rank was lost with its part of what was made"
+
 
 class ControlPlane:
-    """Owns every request from arrival to its one terminal command."""
+    """Owns every request from arrival to its one terminal command.
+
+    Of a request whose task was lost with a rank, or with a copy, at most ``max_retries`` dispatches are repeated.
+    """
 
     def __init__(
         self,
@@ -38,6 +46,7 @@ class ControlPlane:
         *,
         run_ahead: int = 0,
         max_artifact_bytes: int | None = None,
+        max_retries: int = 3,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
@@ -47,6 +56,7 @@ class ControlPlane:
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
+        self.max_retries = max_retries
         self._budget = ArtifactBudget(max_artifact_bytes)
         self._at_the_door: deque[RequestRecord] = deque()  # have arrived, and some have ended since
         self.state = ClusterState(ranks, counts_bytes=self._budget.limited)
@@ -54,9 +64,8 @@ class ControlPlane:
         self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
         self._now_s = 0.0
         self._out: list[cmd.Command] = []
-        self._next_id = 0
-        self._resets: dict[int, tuple[set[int], tuple[int, ...]]] = {}
-        self.migrations: dict[int, set[int]] = {}
+        self._resets = EdgeResets()
+        self.migrations: dict[int, MigrationRecord] = {}
         # A handler says whether there is anything new for the policy.
         self._handlers: dict[type, Callable[[Any], bool]] = {
             ev.RequestArrived: self._on_arrived,
@@ -97,7 +106,7 @@ class ControlPlane:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
         self.state.check_integrity()
         self._budget.check_integrity({name for name, record in self.state.requests.items() if record.let_in})
-        resetting = {rank for waiting, ranks in self._resets.values() for rank in ranks}
+        resetting = self._resets.held
         for rank in self.state.ranks.present.values():
             assert (rank.reset is None) == (rank.id not in resetting), (
                 f"rank {rank.id} and its edge reset disagree"
@@ -106,7 +115,8 @@ class ControlPlane:
     @property
     def idle(self) -> bool:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
-        return not (self.state.requests or self.state.dispatches or self.migrations or self._resets)
+        state = self.state
+        return not (state.requests or state.dispatches or self.migrations or self._resets.any_open)
 
     # Events
 
@@ -165,6 +175,7 @@ class ControlPlane:
         self._note_begun(event.dispatch_id)
         if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
             return False
+        dispatch.finished.add(event.rank)
         dispatch.seconds = max(dispatch.seconds, event.seconds)
         dispatch.made.update(event.views)
         return self._close_if_done(dispatch)
@@ -176,9 +187,7 @@ class ControlPlane:
     def _fail(self, event: ev.TaskFailed) -> bool:
         if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
             return False
-        if dispatch.error is None or (dispatch.secondary and not event.secondary):
-            dispatch.error, dispatch.status_code = event.error, event.status_code
-            dispatch.secondary = event.secondary
+        _take_error(dispatch, event)
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 
@@ -196,46 +205,76 @@ class ControlPlane:
         return dispatch
 
     def _on_migrated(self, event: ev.MigrationFinished) -> bool:
-        if (waiting := self.migrations.get(event.migration_id)) is not None:
-            waiting.discard(event.rank)
-            if not waiting:
-                del self.migrations[event.migration_id]
-        return False
+        migration = self.migrations.get(event.migration_id)
+        if migration is None or event.rank not in migration.waiting_for:
+            return False
+        migration.waiting_for.discard(event.rank)
+        migration.broken |= bool(event.error) and event.secondary
+        recovered = False
+        if event.rank in migration.doubtful:
+            layout = migration.doubtful.pop(event.rank)
+            recovered = bool(event.error) and self._forget_copy(migration, event.rank, layout)
+        self._close_migration_if_done(migration)
+        return recovered
+
+    def _close_migration_if_done(self, migration: MigrationRecord) -> None:
+        if migration.waiting_for:
+            return
+        del self.migrations[migration.command.migration_id]
+        if migration.broken and len(migration.members) > 1:
+            ranks = [rank for rank in migration.command.ranks if rank in migration.members]
+            self._out.append(self._resets.among(self._new_id(), "migration", ranks, hold=False))
+
+    def _forget_copy(self, migration: MigrationRecord, rank: int, layout: ExecutionLayout | None) -> bool:
+        """A destination did not get its part, and has what it had before. Say whether that made tasks ready."""
+        record = self.state.set_holder(migration.command.request_id, migration.command.artifact, rank, layout)
+        if record is None or record.ending is not None:
+            return False
+        self.state.recover(record)
+        return True
 
     def _on_edges_reset(self, event: ev.EdgesReset) -> bool:
-        if (reset := self._resets.get(event.reset_id)) is None:
-            return False
-        waiting, ranks = reset
-        waiting.discard(event.rank)
-        if waiting:
-            return False
-        del self._resets[event.reset_id]
+        return self._release(self._resets.report(event.reset_id, event.rank))
+
+    def _release(self, ranks: list[int]) -> bool:
         for rank in ranks:
             self.state.ranks.release(rank)
-        return True
+        return bool(ranks)
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
         if event.rank not in self.state.ranks.present:
             return False
+        self.state.drop_rank(event.rank)
+        self._release(self._resets.drop(event.rank))
+        for migration in list(self.migrations.values()):
+            if event.rank in migration.members:
+                migration.members.discard(event.rank)
+                migration.waiting_for.discard(event.rank)
+                migration.doubtful.pop(event.rank, None)
+                self._close_migration_if_done(migration)
         message = f"rank {event.rank} was lost: {event.reason}"
-        for reset_id, (waiting, ranks) in list(self._resets.items()):
-            self._resets[reset_id] = (waiting, tuple(rank for rank in ranks if rank != event.rank))
-            self._on_edges_reset(ev.EdgesReset(reset_id, event.rank))
-        for migration_id in list(self.migrations):
-            self._on_migrated(ev.MigrationFinished(migration_id, event.rank))
-        orphans = self.state.drop_rank(event.rank)
-        for dispatch_id in list(self.state.dispatches):
-            self._fail(ev.TaskFailed(dispatch_id, event.rank, message, status_code=503))
-        for request_id in orphans:
-            if record := self.state.requests.get(request_id):
-                self._end(record, cmd.FailRequest(request_id, message, status_code=503))
+        for dispatch in list(self.state.dispatches.values()):
+            if self._report(dispatch.id, event.rank):
+                if dispatch.error is None or dispatch.secondary:  # it explains the echoes
+                    dispatch.error, dispatch.status_code, dispatch.secondary = message, 503, True
+                self._withdraw_follower(dispatch)
+                self._close_if_done(dispatch)
+        for record in self.state.lacking():
+            self.state.recover(record)
         return True
 
     def _on_rank_joined(self, event: ev.RankJoined) -> bool:
+        """The rank is empty and its edges are those of a new process: it is used once all peers know."""
         if event.rank not in self.state.ranks.lost:
             return False
+        peers = tuple(self.state.ranks.present)
         self.state.ranks.restore(event.rank)
-        return True
+        if not peers:
+            return True
+        resets = [self._resets.of(self._new_id(), lane, event.rank, peers) for lane in ("compute", "migration")]
+        self.state.ranks.reset(event.rank, resets[0].reset_id)
+        self._out.extend(resets)
+        return False
 
     # Completion
 
@@ -246,48 +285,80 @@ class ControlPlane:
         """
         if dispatch.waiting_for or dispatch.behind is not None:
             return False
-        failed = dispatch.error is not None
         follower = self.state.follower(dispatch)
         self.state.release(dispatch)
-        # If it has failed, a member may have stopped in the middle of a collective: its edges are out of step.
-        if failed or dispatch.out_of_step:
-            if follower is None:
-                self._reset_edges(dispatch.members)
-            else:
-                self._doom(follower, dispatch)
-        if not failed:
+        if dispatch.error is None:
             self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
+        else:
+            self._forget_doubtful(dispatch)
+        failed: set[str] = set()
         for task in dispatch.tasks:
             record = self.state.requests[task.request_id]
             record.running.discard(dispatch.id)
-            if dispatch.error is None:
+            record.scattered |= dispatch.error is not None or bool(dispatch.lost)
+            if self.state.has_succeeded(record, task, dispatch):
                 self._out.extend(self.state.finish_task(record, task, dispatch))
                 if self._budget.limited:
                     self._budget.observe(record.request, record.peak_bytes, record.steps_done)
-                if dispatch.lost and not self.state.made_whole(record, task):
-                    message = f"a rank was lost with its part of what {task.id} had made"
-                    record.ending = record.ending or cmd.FailRequest(record.request.id, message, status_code=503)
-            elif record.ending is None:
-                record.ending = cmd.FailRequest(record.request.id, dispatch.error, dispatch.status_code)
+            else:
+                self.state.give_up(record, task, dispatch)
+                failed.add(task.request_id)
+        # A member that failed may have stopped in the middle of a collective: its edges are out of step.
+        out_of_step = dispatch.out_of_step or not dispatch.finished.issuperset(dispatch.members)
         if follower is not None:
+            if out_of_step or failed:
+                self._doom(follower, dispatch)
             self.state.promote(follower, self._now_s)
-        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
-            self._settle(self.state.requests[request_id])
+        elif out_of_step:
+            self._reset_edges(dispatch.members)
+        self._go_on(dispatch, failed)
         if follower is not None:
             self._close_if_done(follower)
         return True
 
     def _doom(self, follower: DispatchRecord, failed: DispatchRecord) -> None:
-        """A rank may have begun ``follower``, whose inputs do not exist: it fails too, and edges wait for it."""
+        """A rank may have begun ``follower``, whose inputs it lacks: it fails too, and edges wait for it."""
         follower.out_of_step = True
         if follower.error is None:
-            follower.error, follower.status_code, follower.secondary = failed.error, failed.status_code, True
+            follower.error, follower.status_code, follower.secondary = failed.error or LOST_PART, 503, True
+
+    def _forget_doubtful(self, dispatch: DispatchRecord) -> None:
+        """Of a failed dispatch: reports overtake each other, so its copies may have failed as well."""
+        for migration_id in dispatch.migrations:
+            if (migration := self.migrations.get(migration_id)) is not None:
+                for rank in migration.doubtful.keys() - dispatch.finished:
+                    self.state.set_holder(migration.command.request_id, migration.command.artifact, rank, None)
+                migration.doubtful.clear()
+
+    def _go_on(self, dispatch: DispatchRecord, failed: set[str]) -> None:
+        """With every request of a dispatch that is over; those in ``failed`` have tasks that did not succeed."""
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+            record = self.state.requests[request_id]
+            if record.ending is None:
+                if request_id in failed:
+                    self._retry_or_fail(record, dispatch)
+                elif record.scattered and is_lacking(record):
+                    self.state.recover(record)
+            self._settle(record)
+
+    def _retry_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
+        error = dispatch.error or LOST_PART
+        if dispatch.error is not None and not dispatch.secondary:
+            record.ending = cmd.FailRequest(record.request.id, error, dispatch.status_code)
+        elif dispatch.out_of_step:
+            self.state.recover(record)  # it never had a chance
+        elif record.num_retries == self.max_retries:
+            message = f"{error} (after {record.num_retries} retries; the request may be sent again)"
+            record.ending = cmd.FailRequest(record.request.id, message, status_code=503)
+        else:
+            record.num_retries += 1
+            self.state.recover(record)
 
     def _settle(self, record: RequestRecord) -> None:
         """End the request if it is over, else offer its next tasks."""
         if record.ending is not None:
             self._end(record, record.ending)
-        elif record.num_finished == len(record.graph.tasks):
+        elif len(record.finished) == len(record.graph.tasks):
             self._end(record, cmd.CompleteRequest(record.request.id))
         else:
             self.state.offer_ready(record)
@@ -309,11 +380,10 @@ class ControlPlane:
         """Nothing to do for a single rank: it has no edges."""
         if len(ranks) < 2:
             return
-        reset_id = self._new_id()
-        self._resets[reset_id] = (set(ranks), ranks)
+        reset = self._resets.among(self._new_id(), "compute", ranks, hold=True)
         for rank in ranks:
-            self.state.ranks.reset(rank, reset_id)
-        self._out.append(cmd.ResetEdges(reset_id, ranks))
+            self.state.ranks.reset(rank, reset.reset_id)
+        self._out.append(reset)
 
     # Running ahead
 
@@ -361,7 +431,10 @@ class ControlPlane:
         if dispatch.out_of_step:
             self._reset_edges(dispatch.members)
         for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
-            self._settle(self.state.requests[request_id])
+            record = self.state.requests[request_id]
+            if record.scattered and record.ending is None:
+                self.state.recover(record)
+            self._settle(record)
         return True
 
     # Scheduling
@@ -392,7 +465,7 @@ class ControlPlane:
         if isinstance(error, UnknownCostError) and (culprit := self.state.requests.get(error.request_id or "")):
             self._end(culprit, cmd.FailRequest(culprit.request.id, message))
             return True
-        if self.state.dispatches or self._resets:
+        if self.state.dispatches or self._resets.held:
             return False
         oldest = self.state.oldest_ready()
         self._end(oldest, cmd.FailRequest(oldest.request.id, message))
@@ -426,7 +499,7 @@ class ControlPlane:
                     f"{self._now_s}, got {decision.wake_at_s}"
                 )
             self._out.append(cmd.WakeAt(decision.wake_at_s))
-        elif ready and not (self.state.dispatches or self._resets):
+        elif ready and not (self.state.dispatches or self._resets.held):
             message = f"policy {self.policy.name!r} left every rank idle with {len(ready)} tasks ready"
             self._out.append(cmd.ReportFault(message))
         return False
@@ -448,12 +521,15 @@ class ControlPlane:
         busy_until_s = self._now_s + self.cost.task_s(views[0], layout, len(tasks))
         migrations = [move for task in tasks for move in self.state.move_inputs(task, layout, self._new_id)]
         for migration in migrations:
-            self.migrations[migration.migration_id] = set(migration.ranks)
+            self.migrations[migration.migration_id] = MigrationRecord.of(migration)
         self._out.extend(migrations)
         if migrations:
             busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
         consumes = tuple([name for task in tasks for name in self.state.last_reads(task)])
-        record = DispatchRecord(self._new_id(), tasks, views, layout, set(layout.ranks), consumes)
+        moves = tuple([migration.migration_id for migration in migrations])
+        record = DispatchRecord(
+            self._new_id(), tasks, views, layout, set(layout.ranks), consumes, migrations=moves
+        )
         for task in tasks:
             owner = self.state.requests[task.request_id]
             if not owner.started:
@@ -463,5 +539,12 @@ class ControlPlane:
         self._out.append(cmd.RunTask(record.id, tasks, layout, tuple(migrations), consumes))
 
     def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
+        self.state.last_id += 1
+        return self.state.last_id
+
+
+def _take_error(dispatch: DispatchRecord, event: ev.TaskFailed) -> None:
+    """The first error counts, but one of its own before an echo."""
+    if dispatch.error is None or (dispatch.secondary and not event.secondary):
+        dispatch.error, dispatch.status_code = event.error, event.status_code
+        dispatch.secondary = event.secondary

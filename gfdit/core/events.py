@@ -58,7 +58,10 @@ class TaskFinished:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """One rank gave the dispatch up. ``secondary`` marks an error that only echoes a peer's failure."""
+    """One rank gave the dispatch up. ``secondary`` marks an error that only echoes a peer's failure.
+
+    Its inputs are on that rank as they were before.
+    """
 
     dispatch_id: int
     rank: int
@@ -71,18 +74,21 @@ class TaskFailed:
 class MigrationFinished:
     """One rank is done with its side of a migration; ``seconds`` it took, 0 where not measured.
 
-    ``num_bytes`` have come to this rank.
+    ``num_bytes`` have come to this rank. With ``error`` nothing has, and it holds what it held before; with
+    ``secondary`` peers are to blame, and edges may be out of step.
     """
 
     migration_id: int
     rank: int
     seconds: float = 0.0
     num_bytes: int = 0
+    error: str = ""
+    secondary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EdgesReset:
-    """One rank has reset its side of the edges among the ranks of a :class:`~commands.ResetEdges`."""
+    """One rank has reset its side of the edges of a :class:`~commands.ResetEdges`."""
 
     reset_id: int
     rank: int

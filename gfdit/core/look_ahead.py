@@ -70,8 +70,9 @@ class LookAhead:
             return False
         if not any([task.outputs for task in dispatch.tasks]):
             return False
-        if any([self._state.requests[task.request_id].ending for task in dispatch.tasks]):
-            return False
+        records = [self._state.requests[task.request_id] for task in dispatch.tasks]
+        if any([record.ending or record.scattered for record in records]):
+            return False  # after a fault what ends next need not be what unblocks a task
         follower = self._state.follower(dispatch)
         return follower is None or not (follower.begun or follower.withdrawing)
 
@@ -123,7 +124,7 @@ class _Outlook:
     def _end_tasks_of(self, request_id: str) -> None:
         record = self._state.requests[request_id]
         done = [task for task in self._dispatch.tasks if task.request_id == request_id]
-        if record.num_finished + len(done) == len(record.graph.tasks):
+        if len(record.finished) + len(done) == len(record.graph.tasks):
             del self._requests[request_id]
             return
         left = dict(record.tasks_left)

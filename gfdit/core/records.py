@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from gfdit.core.artifact_views import UNKNOWN, ArtifactView
-from gfdit.core.commands import Command
+from gfdit.core.commands import Command, Migrate
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
@@ -34,6 +34,10 @@ class ArtifactRecord:
     holders: dict[int, ExecutionLayout] = field(default_factory=dict)
     view: ArtifactView = UNKNOWN
 
+    def drop_from(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.holders.pop(rank, None)
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -57,9 +61,11 @@ class RequestRecord:
     offered: dict[str, Task] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)  # dispatch ids
     touched: set[int] = field(default_factory=set)  # ranks that have held an artifact
-    num_finished: int = 0
+    finished: set[str] = field(default_factory=set)  # task ids
     let_in: bool = False  # there is room for its artifacts: the policy sees it
     peak_bytes: int = 0  # the most its artifacts have taken, where that is counted
+    num_retries: int = 0
+    scattered: bool = False  # after a fault, ranks it has touched may hold copies that are in no book
     started: bool = False
     ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
 
@@ -117,11 +123,17 @@ class RequestRecord:
         return [task for task in readers if self.waiting[task.id] == sum([name in made for name in task.inputs])]
 
     def materialize(self, name: str, layout: ExecutionLayout, holders: Iterable[int], view: ArtifactView) -> None:
-        """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked."""
+        """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked.
+
+        Where it existed already, because its task ran again for another of its outputs, there are more copies.
+        """
         art = self.artifacts[name]
+        known = art.state is ArtifactState.MATERIALIZED
+        art.holders = (art.holders if known else {}) | dict.fromkeys(holders, layout)
         art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
-        art.holders = dict.fromkeys(holders, layout)
-        for task in self.consumers[name]:
+        for task in () if known else self.consumers[name]:
+            if task.id not in self.waiting:
+                continue  # it runs: the artifact was lost everywhere else meanwhile
             self.waiting[task.id] -= 1
             if self.waiting[task.id] == 0:
                 del self.waiting[task.id]
@@ -144,6 +156,8 @@ class DispatchRecord:
     withdrawing: bool = False  # asked back, and nothing heard yet
     looked_ahead: int = -1  # the version of the state that the policy was asked about for its next step
     out_of_step: bool = False  # what ran before it has failed: reset the edges afterwards
+    migrations: tuple[int, ...] = ()
+    finished: set[int] = field(default_factory=set)  # ranks that have reported success, even if lost since
     lost: set[int] = field(default_factory=set)  # ranks lost since, even if they have joined again
     seconds: float = 0.0
     made: dict[str, ArtifactView] = field(default_factory=dict)  # what was said of its outputs
@@ -157,6 +171,24 @@ class DispatchRecord:
         if not self.lost:
             return self.layout.ranks
         return tuple(rank for rank in self.layout.ranks if rank not in self.lost)
+
+
+@dataclass(slots=True)
+class MigrationRecord:
+    """A migration under way. ``doubtful`` are ranks that may never get their part, with what they held before."""
+
+    command: Migrate
+    members: set[int]  # not lost since
+    waiting_for: set[int]
+    doubtful: dict[int, ExecutionLayout | None]
+    broken: bool = False
+
+    @classmethod
+    def of(cls, command: Migrate) -> MigrationRecord:
+        held = dict(command.held)
+        receivers = [rank for rank in command.ranks if rank in command.target.ranks]
+        doubtful = {rank: held.get(rank) for rank in receivers if rank not in held or command.view.sharded}
+        return cls(command, set(command.ranks), set(command.ranks), doubtful)
 
 
 @dataclass(slots=True)

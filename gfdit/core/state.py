@@ -16,6 +16,7 @@ from gfdit.core.policy import RequestView, SchedulerView
 from gfdit.core.ranks import RankPool
 from gfdit.core.ready import ReadyTasks
 from gfdit.core.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.recovery import is_lacking, rewind
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind, artifact_kind
 from gfdit.core.transfers import plan_transfers
 
@@ -30,6 +31,7 @@ class ClusterState:
         self.ready = ReadyTasks()
         self.requests: dict[str, RequestRecord] = {}
         self.dispatches: dict[int, DispatchRecord] = {}
+        self.last_id = 0  # of dispatches, copies and resets, which share one count
         self._num_arrived = 0
         self._request_views: dict[str, RequestView] = {}
         self.request_views = MappingProxyType(self._request_views)
@@ -51,11 +53,12 @@ class ClusterState:
 
     def remove(self, record: RequestRecord) -> cmd.FreeArtifacts | None:
         """Forget a request none of whose tasks runs; returns what is left to free on the ranks."""
-        left = [art for art in record.artifacts.values() if art.state is not ArtifactState.FREED]
+        artifacts = record.artifacts.values()
+        left = [art for art in artifacts if art.state is not ArtifactState.FREED or record.scattered]
         ranks = tuple(sorted(record.touched & self.ranks.present.keys()))
         del self.requests[record.request.id]
         self._request_views.pop(record.request.id, None)
-        return cmd.FreeArtifacts(ranks, tuple(art.id for art in left)) if left and ranks else None
+        return cmd.FreeArtifacts(ranks, tuple(art.id for art in left), self.last_id) if left and ranks else None
 
     def _refresh(self, record: RequestRecord) -> None:
         self._request_views[record.request.id] = record.view()
@@ -149,6 +152,7 @@ class ClusterState:
             if task in record.unblocked:
                 record.unblocked.remove(task)
                 record.offered[task.id] = task
+            record.waiting.pop(task.id, None)  # for what it has on its ranks, but is lost elsewhere
         self._occupy(dispatch, now_s + dispatch.expected_s)
 
     def unqueue(self, dispatch: DispatchRecord) -> None:
@@ -176,53 +180,115 @@ class ClusterState:
     def finish_task(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> list[cmd.Command]:
         """Materialize the outputs and free inputs without readers left.
 
-        Ranks of the dispatch have dropped those that it consumes themselves (``RunTask.consumes``). Of two
-        tasks that read an artifact at the same time neither consumes it.
+        Ranks that finished the dispatch have dropped those that it consumes themselves (``RunTask.consumes``).
+        Of two tasks that read an artifact at the same time neither consumes it.
         """
         freed: list[cmd.Command] = []
-        members = set(dispatch.members)
+        finished = dispatch.finished.intersection(dispatch.members)
         for name in task.outputs:
-            record.materialize(name, dispatch.layout, members, _view_of(name, record, task, dispatch))
+            record.materialize(name, dispatch.layout, finished, _view_of(name, record, task, dispatch))
+            if not record.artifacts[name].readers and record.consumers[name]:
+                freed += self._free(record, name, set())  # made again beside what was lost
         if self.counts_bytes:
             record.peak_bytes = max(record.peak_bytes, sum([art.view.num_bytes for art in record.live_artifacts]))
         for name in task.inputs:
             art = record.artifacts[name]
             art.readers -= 1
+            dropped_by = finished if name in dispatch.consumes else set()
             if art.readers == 0:
-                art.state = ArtifactState.FREED
-                if left := art.holders.keys() - members if name in dispatch.consumes else art.holders.keys():
-                    freed.append(cmd.FreeArtifacts(tuple(sorted(left)), (name,)))
-                art.holders = {}
-        del record.offered[task.id]
-        record.num_finished += 1
+                freed += self._free(record, name, dropped_by)
+            else:  # dropped all the same if another task has to run again that reads it
+                art.drop_from(dropped_by)
+        record.offered.pop(task.id, None)  # not there if what ran before it failed: then its request ends
+        if record.scattered:
+            self._refresh_ready(record)
+        record.finished.add(task.id)
         record.steps_done += task.kind is TaskKind.DENOISE
         counts = record.tasks_left
         record.tasks_left = MappingProxyType({**counts, task.kind: counts[task.kind] - 1})
         self._refresh(record)
         return freed
 
-    def made_whole(self, record: RequestRecord, task: Task) -> bool:
-        """Whether the ranks that are left hold all of what ``task`` has made."""
-        made = [record.artifacts[name] for name in task.outputs]
-        return all([art.view.covered_by(art.holders) for art in made])
+    def has_succeeded(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> bool:
+        """Whether ``task``, of a dispatch that is over, needs not run again.
+
+        Where only peers of a member that finished have failed, what was made counts if it is whole all the same,
+        and if its first rank has said what it is; or has handed the result on. Never after a task that failed.
+        """
+        if dispatch.out_of_step or (dispatch.error is not None and not dispatch.secondary):
+            return False
+        if dispatch.error is None and not dispatch.lost:
+            return True
+        if not task.outputs:
+            return dispatch.layout.ranks[0] in dispatch.finished
+        held = dict.fromkeys(dispatch.finished.intersection(dispatch.members), dispatch.layout)
+        views = [_view_of(name, record, task, dispatch) for name in task.outputs]
+        if UNKNOWN in views and dispatch.layout.ranks[0] not in dispatch.finished:
+            return False
+        return all([view.covered_by(held) for view in views])
+
+    def _free(self, record: RequestRecord, name: str, dropped_by: set[int]) -> list[cmd.Command]:
+        art = record.artifacts[name]
+        holders = record.touched & self.ranks.present.keys() if record.scattered else art.holders.keys()
+        art.state, art.holders = ArtifactState.FREED, {}
+        left = tuple(sorted(holders - dropped_by))
+        return [cmd.FreeArtifacts(left, (name,), self.last_id)] if left else []
+
+    def give_up(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> None:
+        """``task`` did not succeed and is not in flight any more; it will run again if anything of it will."""
+        for name in task.inputs:
+            if name in dispatch.consumes:
+                record.artifacts[name].drop_from(dispatch.finished)
+        record.offered.pop(task.id, None)  # what was queued behind a failed task never was
+
+    def recover(self, record: RequestRecord) -> None:
+        """After artifacts or a dispatch of it were lost: make ready what has to run, perhaps again."""
+        running = {task.id for dispatch_id in record.running for task in self.dispatches[dispatch_id].tasks}
+        for task_id in rewind(record, running):
+            self.ready.remove(task_id, record.place(task_id))
+            del record.offered[task_id]
+        self._refresh_ready(record)
+        self._refresh(record)
+        self.offer_ready(record)
+
+    def set_holder(
+        self, request_id: str, artifact: str, rank: int, layout: ExecutionLayout | None
+    ) -> RequestRecord | None:
+        """``rank`` holds its part of ``artifact`` under ``layout`` after all, or nothing of it.
+
+        Returns the request if something of the artifact is on no rank any more.
+        """
+        if (record := self.requests.get(request_id)) is None:
+            return None
+        record.scattered = True
+        art = record.artifacts[artifact]
+        if art.state is ArtifactState.MATERIALIZED:
+            art.drop_from((rank,))
+            if layout is not None:
+                art.holders[rank] = layout
+            self._refresh_ready(record)
+        return record if is_lacking(record) else None
+
+    def _refresh_ready(self, record: RequestRecord) -> None:
+        for task_id in record.offered.keys() & self.ready.by_id.keys():
+            self.ready.replace(record.task_view(record.offered[task_id]), record.place(task_id))
 
     # Ranks
 
-    def drop_rank(self, rank_id: int) -> list[str]:
-        """Take a lost rank out; returns the requests left without a part of something they still need."""
+    def drop_rank(self, rank_id: int) -> None:
+        """Take a lost rank out, and all it holds."""
         self.ranks.drop(rank_id)
         for dispatch in self.dispatches.values():
             if rank_id in dispatch.layout.ranks:
                 dispatch.lost.add(rank_id)
-        orphans = []
-        for request_id, record in self.requests.items():
+        for record in self.requests.values():
             for art in record.artifacts.values():
-                art.holders.pop(rank_id, None)
-            if any(not art.view.covered_by(art.holders) for art in record.live_artifacts):
-                orphans.append(request_id)
-            for task_id in record.offered.keys() & self.ready.by_id.keys():
-                self.ready.replace(record.task_view(record.offered[task_id]), record.place(task_id))
-        return orphans
+                art.drop_from((rank_id,))
+            self._refresh_ready(record)
+
+    def lacking(self) -> list[RequestRecord]:
+        """Requests without a part of something, in order of arrival."""
+        return [record for record in self.requests.values() if record.ending is None and is_lacking(record)]
 
     def artifact_bytes(self) -> dict[int, int]:
         """Bytes that each rank holds of artifacts, metadata left out."""
@@ -294,7 +360,7 @@ def _check_request(record: RequestRecord, state: ClusterState) -> None:
     assert record.ending is None or not ready, f"{label} is ending but offers tasks"
     assert record.ending or ready or running or not record.let_in, f"{label} can never go on"
     if record.ending is None:
-        total = record.num_finished + len(record.waiting) + len(record.unblocked) + len(ready) + in_flight
+        total = len(record.finished) + len(record.waiting) + len(record.unblocked) + len(ready) + in_flight
         assert total == len(record.graph.tasks), f"{label} lost a task"
     for art in record.artifacts.values():
         live = art.state is ArtifactState.MATERIALIZED

@@ -23,7 +23,7 @@ from gfdit.migration.parts import ArtifactParts
 
 # Pieces up to here travel together: a copy costs less than a message.
 SMALL_BYTES = 32 * 1024
-# Whether the sender failed, and the bytes of its metadata, or of the text that says why.
+# 1 if the sender failed, 2 if it lacks the artifact, and the bytes of its metadata or of the text that says why.
 _STATUS = struct.Struct("<qq")
 # Room at the start of a first message; longer metadata goes on in a second one, longer texts are cut.
 METADATA_ROOM = 16 * 1024 - _STATUS.size
@@ -33,7 +33,14 @@ _ALIGNMENT = 16
 
 
 class MigrationError(RuntimeError):
-    """An artifact could not be brought here; edges are in step, since every rank took part to the end."""
+    """An artifact could not be brought here; edges are in step, since every rank took part to the end.
+
+    ``missing``: a rank that should have sent did not have it.
+    """
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,14 @@ def migrate(
     Raises :class:`MigrationError` if a rank that sends to this one, or this one, could not export.
     """
     layout = dict(command.held).get(comm.rank)
-    own, failure = None, ""
+    own, failure, missing = None, "", False
     if layout is not None:
         try:
             own = _checked(export(), command.view, layout, comm.rank)
         except Exception as error:
             failure = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
-    sender = _Sender(comm, command.view, layout, own, failure)
+            missing = isinstance(error, KeyError)
+    sender = _Sender(comm, command.view, layout, own, failure, missing)
     receiver = _Receiver.prepare(comm, command, layout, own, device)
     for transfer in command.transfers:
         if comm.rank == transfer.source:
@@ -70,7 +78,7 @@ def migrate(
             receiver.receive(transfer)
     comm.synchronize()
     if failure:
-        raise MigrationError(failure)
+        raise MigrationError(failure, missing=missing)
     return receiver.arrived() if receiver is not None else None
 
 
@@ -112,7 +120,7 @@ class _Message:
 class _Status:
     """What a first message says: ``text``, metadata or a reason, as far as it fits there, of ``num_bytes``."""
 
-    failed: bool
+    failed: int
     num_bytes: int
     text: bytes
 
@@ -120,7 +128,7 @@ class _Status:
     def of(cls, first: torch.Tensor) -> _Status:
         data = first.cpu().numpy().tobytes()
         failed, num_bytes = _STATUS.unpack_from(data)
-        return cls(bool(failed), num_bytes, data[_STATUS.size : _STATUS.size + num_bytes])
+        return cls(failed, num_bytes, data[_STATUS.size : _STATUS.size + num_bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,7 @@ class _Sender:
     layout: ExecutionLayout | None
     own: ArtifactParts | None
     failure: str
+    missing: bool
 
     def send(self, transfer: Transfer) -> None:
         group = self.comm.group(transfer.ranks)
@@ -138,7 +147,7 @@ class _Sender:
         if self.own is not None:
             text = self.own.metadata if transfer.metadata else b""
         first = torch.zeros(message.num_bytes, dtype=torch.uint8)
-        _put(first, 0, _STATUS.pack(bool(self.failure), len(text)))
+        _put(first, 0, _STATUS.pack(bool(self.failure) + self.missing, len(text)))
         _put(first, _STATUS.size, text[: message.room_bytes])
         first = first.to(self.comm.device)
         for offset, piece in message.small:
@@ -226,7 +235,7 @@ class _Receiver:
         for first in self._first:
             status = _Status.of(first)
             if status.failed:
-                raise MigrationError(status.text.decode(errors="replace"))
+                raise MigrationError(status.text.decode(errors="replace"), missing=status.failed == 2)
         return Arrived(self.parts, self.num_bytes)
 
     def _receive_metadata(self, message: _Message, source: int, group: Group) -> None:

@@ -16,8 +16,8 @@ from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.completion import make_monitor
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.executor import TaskError, TaskExecutor
-from gfdit.runtime.lanes import MigrationLane
+from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
+from gfdit.runtime.lanes import MigrationLane, reset_edges
 from gfdit.runtime.sockets import open_socket, push, wait_for_command
 
 logger = logging.getLogger("gfdit.worker")
@@ -66,6 +66,7 @@ class ComputeLane:
         self.executor = executor
         self.comm = comm
         self.reports = Reports(events, open_socket(context, zmq.PUSH, config.address("results")))
+        self.made_by = migration.made_by
         self._migration = migration
         self._commands = open_socket(context, zmq.PULL, config.address(f"compute{rank}"))
         self._decode = msg.decoder(msg.ComputeMessage)
@@ -83,7 +84,7 @@ class ComputeLane:
                             self._run(run)
                     case msg.Reset(command):
                         self._monitor.drain()
-                        self.comm.reset(command.ranks, generation=command.reset_id)
+                        reset_edges(self.comm, command)
                         self.reports.tell(msg.ResetDone(command.reset_id, self.rank))
                     case msg.Call() as call:
                         # It may change what tasks work with: weights, for example.
@@ -106,7 +107,7 @@ class ComputeLane:
             self.rank,
             _names(command),
             command.layout,
-            exc_info=None if isinstance(error, CommError) else error,
+            exc_info=None if isinstance(error, _SECONDARY) else error,
         )
 
     def _is_to_run(self, command: RunTask) -> bool:
@@ -136,6 +137,8 @@ class ComputeLane:
             work.fail(error)
         self._monitor.begin(work)
         if work.error is None:
+            outputs = [name for task in command.tasks for name in task.outputs]
+            self.made_by.note(outputs, command.dispatch_id)
             try:
                 work.results = self.executor.execute(command.tasks, command.layout, run.payloads)
                 if self.rank == command.layout.ranks[0]:
@@ -182,7 +185,7 @@ class TaskWork:
             try:
                 self._check()
                 lane.reports.deliver(self.results())
-                lane.executor.free(command.consumes)
+                lane.executor.free(lane.made_by.forget(command.consumes))
             except Exception as error:
                 self.fail(error)
         if self.error is None:
@@ -213,8 +216,11 @@ class TaskWork:
         known = isinstance(error, TaskError)
         text = str(error) if known else f"{_names(command)} failed on rank {rank}: {type(error).__name__}: {error}"
         status_code = error.status_code if isinstance(error, TaskError) else 500
-        secondary = isinstance(error, (CommError, FailedAlongError))
-        return msg.RunFailed(command.dispatch_id, rank, text, status_code, secondary)
+        return msg.RunFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _SECONDARY))
+
+
+# What says nothing about the task itself: it may run again.
+_SECONDARY = (CommError, FailedAlongError, PeerError)
 
 
 def _names(command: RunTask) -> str:

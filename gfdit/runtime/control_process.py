@@ -216,9 +216,10 @@ class ControlProcess:
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
                 self._passed(dispatch_id, rank)
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
-            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s):
+            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s, error, secondary):
                 self._record_move(message)
-                self._feed(ev.MigrationFinished(migration_id, rank, finished_s - started_s, num_bytes))
+                seconds = finished_s - started_s
+                self._feed(ev.MigrationFinished(migration_id, rank, seconds, num_bytes, error, secondary))
             case msg.ResetDone(reset_id, rank):
                 self._feed(ev.EdgesReset(reset_id, rank))
             case msg.CallReply(call_id, rank, ok, value):
@@ -308,14 +309,15 @@ class ControlProcess:
             push(self._migration[rank], data)
 
     def _emit_free(self, command: cmd.FreeArtifacts) -> None:
-        data = msg.encode(msg.Free(command.artifacts))
+        data = msg.encode(msg.Free(command))
         for rank in command.ranks:
             push(self._migration[rank], data)
 
     def _emit_reset(self, command: cmd.ResetEdges) -> None:
         data = msg.encode(msg.Reset(command))
+        queues = self._compute if command.lane == "compute" else self._migration
         for rank in command.ranks:
-            push(self._compute[rank], data)
+            push(queues[rank], data)
 
     def _end(self, message: msg.Ended) -> None:
         self._payloads.pop(message.request_id, None)

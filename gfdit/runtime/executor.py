@@ -60,3 +60,10 @@ class TaskError(Exception):
     def __init__(self, message: str, status_code: int = 500) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class PeerError(TaskError):
+    """A task failed since a peer did; it may run again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status_code=503)

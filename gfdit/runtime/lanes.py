@@ -16,19 +16,20 @@ from collections.abc import Iterable
 import torch
 import zmq
 
-from gfdit.comm import GroupFreeComm
-from gfdit.core.commands import Migrate
+from gfdit.comm import CommError, GroupFreeComm
+from gfdit.core.commands import Migrate, ResetEdges
 from gfdit.migration.transfer import MigrationError, migrate
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.executor import TaskError, TaskExecutor
+from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
+from gfdit.runtime.made_by import MadeBy
 from gfdit.runtime.sockets import open_socket, push, wait_for_command
 
 logger = logging.getLogger("gfdit.worker")
 
 
 class MigrationLane(threading.Thread):
-    """Moves and frees artifacts. A broken transfer breaks the lane, and with it the worker: it fails closed.
+    """Moves and frees artifacts. A transfer that breaks fails on all its ranks, whose edges are reset afterwards.
 
     On a GPU it works on a stream of its own; a copy is done when that stream is done with it.
     """
@@ -50,21 +51,22 @@ class MigrationLane(threading.Thread):
         self._events = open_socket(context, zmq.PUSH, config.address("events"))
         self._decode = msg.decoder(msg.MigrationMessage)
         self._changed = threading.Condition()
-        self._finished: dict[int, str] = {}  # migration id -> error, empty when the copy is done
+        self._finished: dict[int, TaskError | None] = {}  # by migration id; None when the copy is done
+        self.made_by = MadeBy()
 
     def wait_for(self, migrations: Iterable[int]) -> None:
         """Block the compute lane until these copies are done.
 
-        Raises :class:`TaskError` if one failed, :class:`MigrationError` if one takes too long.
+        Raises :class:`TaskError` if one failed, :class:`PeerError` if a peer is to blame or one takes too long.
         """
         deadline_s = time.monotonic() + self.timeout_s
         with self._changed:
             for migration_id in migrations:
                 while migration_id not in self._finished:
                     if not self._changed.wait(deadline_s - time.monotonic()):
-                        raise MigrationError(f"migration {migration_id} unfinished after {self.timeout_s:.0f} s")
+                        raise PeerError(f"migration {migration_id} unfinished after {self.timeout_s:.0f} s")
                 if error := self._finished.pop(migration_id):
-                    raise TaskError(error)
+                    raise error
 
     def run(self) -> None:
         with own_stream(self._executor.device):
@@ -76,8 +78,11 @@ class MigrationLane(threading.Thread):
                 match self._decode.decode(data):
                     case msg.Move(command):
                         self._move(command)
-                    case msg.Free(artifacts):
-                        self._executor.free(artifacts)
+                    case msg.Free(command):
+                        self._executor.free(self.made_by.forget(command.artifacts, command.before))
+                    case msg.Reset(command):
+                        reset_edges(self._comm, command)
+                        push(self._events, msg.ResetDone(command.reset_id, self.rank))
                     case msg.Stop():
                         return
         except Exception as error:
@@ -87,23 +92,36 @@ class MigrationLane(threading.Thread):
     def _move(self, command: Migrate) -> None:
         executor = self._executor
         started_s = time.monotonic()
-        num_bytes, error = 0, ""
+        num_bytes, error = 0, None
         try:
             arrived = migrate(
                 self._comm, command, lambda: executor.export_artifact(command.artifact), executor.device
             )
             if arrived is not None:
-                executor.import_artifact(command.artifact, arrived.parts, command.view)
+                if self.made_by.accepts(command.artifact, command.migration_id):
+                    executor.import_artifact(command.artifact, arrived.parts, command.view)
                 num_bytes = arrived.num_bytes
         except MigrationError as failure:
-            error = str(failure)
+            # What is not there was lost with an earlier copy.
+            error = PeerError(str(failure)) if failure.missing else TaskError(str(failure))
+        except CommError as failure:
+            self._comm.abort(command.ranks)
+            error = PeerError(f"a copy of {command.artifact} broke: {failure}")
         finished_s = time.monotonic()
-        done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, error)
+        text, secondary = str(error or ""), isinstance(error, PeerError)
+        done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, text, secondary)
         if self.rank in command.target.ranks:  # nobody else has a task that waits for it
             with self._changed:
                 self._finished[command.migration_id] = error
                 self._changed.notify_all()
         push(self._events, done)
+
+
+def reset_edges(comm: GroupFreeComm, command: ResetEdges) -> None:
+    """This rank's side of the edges that ``command`` names, on the lane of ``comm``."""
+    for one, other, generation in command.edges:
+        if comm.rank in (one, other):
+            comm.reset((one, other), generation)
 
 
 def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

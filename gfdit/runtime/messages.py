@@ -116,7 +116,7 @@ class Move(Message, frozen=True):
 
 
 class Free(Message, frozen=True):
-    artifacts: tuple[str, ...]
+    command: commands.FreeArtifacts
 
 
 class Stop(Message, frozen=True):
@@ -124,7 +124,7 @@ class Stop(Message, frozen=True):
 
 
 ComputeMessage = Run | Reset | Call | Stop
-MigrationMessage = Move | Free | Stop
+MigrationMessage = Move | Free | Reset | Stop
 
 
 # Worker to control process. Times are readings of CLOCK_MONOTONIC, the same clock in every process.
@@ -177,7 +177,10 @@ class RunFailed(Message, frozen=True):
 
 
 class MoveDone(Message, frozen=True):
-    """``num_bytes`` have come to this rank. With ``error`` nothing has, and the task that needs it fails."""
+    """``num_bytes`` have come to this rank. With ``error`` nothing has, and the task that needs it fails.
+
+    ``secondary``: because a peer did.
+    """
 
     migration_id: int
     rank: int
@@ -185,6 +188,7 @@ class MoveDone(Message, frozen=True):
     started_s: float
     finished_s: float
     error: str = ""
+    secondary: bool = False
 
 
 class ResetDone(Message, frozen=True):

@@ -127,9 +127,14 @@ def test_a_rank_that_comes_back_during_a_reset_has_nothing_to_reset() -> None:
     (reset,) = (command for command in failures[-1] if isinstance(command, cmd.ResetEdges))
     assert reset.ranks == (0, 1, 2, 3)
     control.handle(ev.RankLost(2, "test"), 2.0)
-    control.handle(ev.RankJoined(2), 3.0)
+    joining = control.handle(ev.RankJoined(2), 3.0)
     control.check_integrity()
     control.handle(ev.RequestArrived(*make_request("b")), 4.0)
-    for rank in (0, 1, 3):
-        control.handle(ev.EdgesReset(reset.reset_id, rank), 5.0)
-        control.check_integrity()
+    assert all(isinstance(command, cmd.ResetEdges) and command.ranks[0] == 2 for command in joining)
+    for command in (reset, *joining):
+        assert isinstance(command, cmd.ResetEdges)
+        for rank in (0, 1, 3, 2):
+            assert 2 not in control.state.ranks.free_in_order, "not before all its peers know of it"
+            control.handle(ev.EdgesReset(command.reset_id, rank), 5.0)
+            control.check_integrity()
+    assert control.state.ranks.present[2].reset is None

@@ -12,6 +12,7 @@ from gfdit.core import ExecutionLayout, ParallelSpec, Task, TaskKind
 from gfdit.core.commands import RunTask
 from gfdit.runtime import messages as msg
 from gfdit.runtime.compute_lane import TaskWork
+from gfdit.runtime.made_by import MadeBy
 
 PAIR = ExecutionLayout((0, 1), ParallelSpec(2))
 
@@ -39,6 +40,7 @@ class Lane:
     told: list[msg.WorkerMessage] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
+    made_by: MadeBy = field(default_factory=MadeBy)
 
     @property
     def reports(self) -> Any:

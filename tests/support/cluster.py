@@ -40,8 +40,9 @@ class Worker:
     """One rank. ``log`` is the order in which it was given the collectives it takes part in."""
 
     tasks: deque[cmd.RunTask | cmd.ResetEdges] = field(default_factory=deque)
-    copies: deque[cmd.Migrate | cmd.FreeArtifacts] = field(default_factory=deque)
+    copies: deque[cmd.Migrate | cmd.FreeArtifacts | cmd.ResetEdges] = field(default_factory=deque)
     store: dict[str, ExecutionLayout] = field(default_factory=dict)  # artifact -> layout it holds its part of
+    made_by: dict[str, int] = field(default_factory=dict)  # artifact -> number of the task or copy
     finished_copies: dict[int, bool] = field(default_factory=dict)  # migration id -> arrived whole
     out_of_step: set[int] = field(default_factory=set)  # peers, since a shared task failed
     begun: set[int] = field(default_factory=set)  # queued dispatches that this rank is on
@@ -52,6 +53,11 @@ class Worker:
     def drop(self, artifacts: Iterable[str]) -> None:
         for name in artifacts:
             self.store.pop(name, None)
+            self.made_by.pop(name, None)
+
+    def put(self, artifacts: Iterable[str], layout: ExecutionLayout, number: int) -> None:
+        for name in artifacts:
+            self.store[name], self.made_by[name] = layout, number
 
 
 @dataclass
@@ -164,8 +170,10 @@ class Cluster:
             self._withdraw(command)
         elif isinstance(command, cmd.ResetEdges):
             for rank in command.ranks:
-                self._worker(rank).tasks.append(command)
-                self._worker(rank).log.append(command)
+                worker = self._worker(rank)
+                lane: deque = worker.tasks if command.lane == "compute" else worker.copies
+                lane.append(command)
+                worker.log.append(command)
         elif isinstance(command, cmd.ReportFault):
             self.reports.append(command.message)
         elif isinstance(command, cmd.WakeAt):
@@ -203,6 +211,8 @@ class Cluster:
             copy = worker.copies[0]
             if isinstance(copy, cmd.FreeArtifacts):
                 moves.append(lambda: self._free(rank, copy))
+            elif isinstance(copy, cmd.ResetEdges):
+                moves.append(lambda: self._reset_copies(rank, copy))
             elif all(self._is_gone(peer, copy) or self.workers[peer].copies[0] is copy for peer in copy.ranks):
                 moves.append(lambda: self._copy(copy))
         if worker.tasks:
@@ -217,7 +227,8 @@ class Cluster:
 
     def _free(self, rank: int, command: cmd.FreeArtifacts) -> None:
         self.workers[rank].copies.popleft()
-        self.workers[rank].drop(command.artifacts)
+        worker = self.workers[rank]
+        worker.drop([name for name in command.artifacts if worker.made_by.get(name, 0) <= command.before])
 
     def _copy(self, command: cmd.Migrate) -> None:
         """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well.
@@ -237,9 +248,13 @@ class Cluster:
                 worker = self.workers[rank]
                 worker.copies.popleft()
                 worker.finished_copies[command.migration_id] = whole
-                if whole and rank in command.target.ranks:
-                    worker.store[command.artifact] = command.target
-                self._reports_due.append(ev.MigrationFinished(command.migration_id, rank))
+                newest = command.migration_id > worker.made_by.get(command.artifact, 0)
+                if whole and newest and rank in command.target.ranks:
+                    worker.put((command.artifact,), command.target, command.migration_id)
+                error = "" if whole else ECHO
+                self._reports_due.append(
+                    ev.MigrationFinished(command.migration_id, rank, error=error, secondary=not whole)
+                )
 
     def _check_transfers(self, command: cmd.Migrate) -> None:
         """Each rank has what it is said to have, and what comes is what the target lacks."""
@@ -296,6 +311,10 @@ class Cluster:
             worker.failed.add(command.dispatch_id)
             self._reports_due.append(ev.TaskFailed(command.dispatch_id, rank, ECHO, secondary=True))
 
+    def _reset_copies(self, rank: int, command: cmd.ResetEdges) -> None:
+        self.workers[rank].copies.popleft()
+        self._reports_due.append(ev.EdgesReset(command.reset_id, rank))
+
     def _reset(self, rank: int, command: cmd.ResetEdges) -> None:
         self.workers[rank].tasks.popleft()
         self.workers[rank].out_of_step.difference_update(command.ranks)
@@ -303,8 +322,9 @@ class Cluster:
 
     def _run_task(self, command: cmd.RunTask) -> None:
         members = [rank for rank in command.layout.ranks if command in self.workers[rank].tasks]
-        culprits = {rank for rank in members for move in command.migrations if self._lacks(rank, move)}
-        fails = len(members) < len(command.layout.ranks) or bool(culprits)
+        culprits: set[int] = set()
+        broken = any(self._lacks(rank, move) for rank in members for move in command.migrations)
+        fails = len(members) < len(command.layout.ranks) or broken
         if not fails:
             self._check_inputs(command)
         if not fails and self.random.random() < self.faults.task:
@@ -314,25 +334,24 @@ class Cluster:
         for rank in members:
             worker = self.workers[rank]
             worker.tasks.popleft()
-            if not fails or self.random.random() < 0.5:  # how far a rank got that then failed is open
-                outputs = [name for task in command.tasks for name in task.outputs]
-                worker.store.update(dict.fromkeys(outputs, command.layout))
-                worker.drop(command.consumes)
             if fails:
                 worker.out_of_step.update(set(members) - {rank})
-            if fails and rank not in culprits and len(culprits) and self.random.random() < 0.2:
-                fine: ev.Event = ev.TaskFinished(command.dispatch_id, rank, 0.01)  # it was through before
-                self._reports_due.append(fine)
-                continue
-            if fails:
+            through = not fails or (rank not in culprits and len(culprits) and self.random.random() < 0.2)
+            if through or self.random.random() < 0.5:  # how far a rank got that then failed is open
+                outputs = [name for task in command.tasks for name in task.outputs]
+                worker.put(outputs, command.layout, command.dispatch_id)
+            if through:
+                worker.drop(command.consumes)
+            else:
                 worker.failed.add(command.dispatch_id)
                 error = f"rank {rank} failed" if rank in culprits else ECHO
-                report: ev.Event = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
-            else:
+                failed = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
+                self._reports_due.append(failed)
+            if through:
                 leads = rank == command.layout.ranks[0]
                 views = [made for task in command.tasks for made in self._views_to_report(task)] if leads else ()
-                report = ev.TaskFinished(command.dispatch_id, rank, self.random.random() + 0.01, tuple(views))
-            self._reports_due.append(report)
+                seconds = self.random.random() + 0.01
+                self._reports_due.append(ev.TaskFinished(command.dispatch_id, rank, seconds, tuple(views)))
 
     def _lacks(self, rank: int, move: cmd.Migrate) -> bool:
         return rank in move.ranks and not self.workers[rank].finished_copies[move.migration_id]

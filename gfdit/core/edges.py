@@ -1,0 +1,73 @@
+"""Edges between ranks that are reset: which resets are under way, and the generation each edge is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+from gfdit.core.commands import Lane, ResetEdges
+
+
+@dataclass(slots=True)
+class _Reset:
+    waiting_for: set[int]
+    held: set[int]  # ranks that must not be given anything until all have reported
+
+
+class EdgeResets:
+    """Both ends of an edge count its generations alike, whatever happened to them: the count is kept here.
+
+    A rank is held while any reset holds it.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Reset] = {}
+        self._generations: dict[tuple[Lane, int, int], int] = {}
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def held(self) -> set[int]:
+        return set().union(*[reset.held for reset in self._open.values()])
+
+    def among(self, reset_id: int, lane: Lane, ranks: Iterable[int], *, hold: bool) -> ResetEdges:
+        """All edges among ``ranks``."""
+        ranks = tuple(ranks)
+        return self._begin(reset_id, lane, ranks, combinations(sorted(ranks), 2), set(ranks) if hold else set())
+
+    def of(self, reset_id: int, lane: Lane, rank: int, peers: Iterable[int]) -> ResetEdges:
+        """The edges of ``rank``, which is held, with ``peers``, which go on meanwhile."""
+        peers = tuple(peers)
+        pairs = [(min(rank, peer), max(rank, peer)) for peer in peers]
+        return self._begin(reset_id, lane, (rank, *peers), pairs, {rank})
+
+    def report(self, reset_id: int, rank: int) -> list[int]:
+        """``rank`` has done its part; returns the ranks that nothing holds any more."""
+        if (reset := self._open.get(reset_id)) is None:
+            return []
+        reset.waiting_for.discard(rank)
+        if reset.waiting_for:
+            return []
+        del self._open[reset_id]
+        return sorted(reset.held - self.held)
+
+    def drop(self, rank: int) -> list[int]:
+        """``rank`` is lost; returns the ranks that nothing holds any more."""
+        released = []
+        for reset_id, reset in list(self._open.items()):
+            reset.held.discard(rank)
+            released += self.report(reset_id, rank)
+        return released
+
+    def _begin(
+        self, reset_id: int, lane: Lane, ranks: tuple[int, ...], pairs: Iterable[tuple[int, int]], held: set[int]
+    ) -> ResetEdges:
+        edges = []
+        for one, other in pairs:
+            generation = self._generations[lane, one, other] = self._generations.get((lane, one, other), 0) + 1
+            edges.append((one, other, generation))
+        self._open[reset_id] = _Reset(set(ranks), held)
+        return ResetEdges(reset_id, lane, ranks, tuple(edges))

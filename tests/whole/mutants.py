@@ -1,0 +1,186 @@
+"""Bugs planted in the control plane, each by one monkeypatch: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gfdit.core import control as control_module
+from gfdit.core import events as ev
+from gfdit.core import state as state_module
+from gfdit.core.commands import ResetEdges
+from gfdit.core.control import ControlPlane
+from gfdit.core.edges import EdgeResets
+from gfdit.core.records import DispatchRecord
+from gfdit.core.state import ClusterState
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Plant] = {}
+
+
+def mutant(plant: Plant) -> Plant:
+    MUTANTS[plant.__name__.replace("_", "-")] = plant
+    return plant
+
+
+def _after(patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]) -> None:
+    """``change(answer, self, *arguments)`` replaces what a method answers."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda self, *a, **k: change(original(self, *a, **k), self, *a, **k))
+
+
+@mutant
+def edges_stay_broken_after_a_failed_collective(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, EdgeResets, "among", lambda command, *_, **__: replace(command, edges=()))
+
+
+@mutant
+def a_rank_that_joined_is_used_at_once(patch: pytest.MonkeyPatch) -> None:
+    def join(self: ControlPlane, event: ev.RankJoined) -> bool:
+        if event.rank in self.state.ranks.lost:
+            self.state.ranks.restore(event.rank)
+        return True
+
+    patch.setattr(ControlPlane, "_on_rank_joined", join)
+
+
+@mutant
+def generations_are_counted_by_reset_not_by_edge(patch: pytest.MonkeyPatch) -> None:
+    def same(command: ResetEdges, *_: Any, **__: Any) -> ResetEdges:
+        return replace(command, edges=tuple((one, other, 1) for one, other, _ in command.edges))
+
+    _after(patch, EdgeResets, "among", same)
+    _after(patch, EdgeResets, "of", same)
+
+
+@mutant
+def one_rank_speaks_for_all(patch: pytest.MonkeyPatch) -> None:
+    """A dispatch closes with its first report."""
+    _after(patch, ControlPlane, "_report", lambda dispatch, *_: _clear(dispatch))
+
+
+def _clear(dispatch: DispatchRecord | None) -> DispatchRecord | None:
+    if dispatch is not None:
+        dispatch.waiting_for.clear()
+    return dispatch
+
+
+@mutant
+def a_lost_rank_still_holds_its_artifacts(patch: pytest.MonkeyPatch) -> None:
+    def drop(self: ClusterState, rank_id: int) -> None:
+        self.ranks.drop(rank_id)
+        for dispatch in self.dispatches.values():
+            if rank_id in dispatch.layout.ranks:
+                dispatch.lost.add(rank_id)
+
+    patch.setattr(ClusterState, "drop_rank", drop)
+
+
+@mutant
+def members_that_failed_hold_the_outputs_too(patch: pytest.MonkeyPatch) -> None:
+    original = ClusterState.finish_task
+
+    def finish(self: ClusterState, record: Any, task: Any, dispatch: DispatchRecord) -> Any:
+        dispatch.finished.update(dispatch.members)
+        return original(self, record, task, dispatch)
+
+    patch.setattr(ClusterState, "finish_task", finish)
+
+
+@mutant
+def consumed_inputs_count_as_kept(patch: pytest.MonkeyPatch) -> None:
+    """A member that finished has dropped its inputs; the task runs again as if it had not."""
+
+    def give_up(self: ClusterState, record: Any, task: Any, dispatch: DispatchRecord) -> None:
+        del record.offered[task.id]
+
+    patch.setattr(ClusterState, "give_up", give_up)
+
+
+@mutant
+def copies_arrive_whatever_happens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlPlane, "_forget_doubtful", lambda self, dispatch: None)
+    patch.setattr(ControlPlane, "_forget_copy", lambda self, migration, rank: False)
+
+
+@mutant
+def an_input_is_not_brought(patch: pytest.MonkeyPatch) -> None:
+    """Its last input is not brought to a layout."""
+    _after(patch, ClusterState, "move_inputs", lambda moves, *_: moves[:-1])
+
+
+@mutant
+def artifacts_are_freed_one_reader_early(patch: pytest.MonkeyPatch) -> None:
+    def greedy(self: ClusterState, task: Any) -> list[str]:
+        artifacts = self.requests[task.request_id].artifacts
+        return [name for name in task.inputs if artifacts[name].readers <= 2]
+
+    patch.setattr(ClusterState, "last_reads", greedy)
+
+
+@mutant
+def strays_are_not_freed_after_a_fault(patch: pytest.MonkeyPatch) -> None:
+    original = ClusterState._free
+
+    def free(self: ClusterState, record: Any, name: str, dropped_by: set[int]) -> Any:
+        record.scattered = False
+        return original(self, record, name, dropped_by)
+
+    patch.setattr(ClusterState, "_free", free)
+
+
+@mutant
+def a_cancelled_request_ends_while_it_runs(patch: pytest.MonkeyPatch) -> None:
+    def end(self: ControlPlane, record: Any, terminal: Any) -> None:
+        record.ending = record.ending or terminal
+        self.state.withdraw_ready(record)
+        if freed := self.state.remove(record):
+            self._out.append(freed)
+        self._out.append(record.ending)
+
+    patch.setattr(ControlPlane, "_end", end)
+
+
+@mutant
+def a_late_report_ends_a_request_twice(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._on_cancelled
+
+    def cancel(self: ControlPlane, event: ev.RequestCancelled) -> bool:
+        if event.request_id not in self.state.requests and event.request_id != "nobody":
+            self._out.append(control_module.cmd.CancelRequest(event.request_id))
+        return original(self, event)
+
+    patch.setattr(ControlPlane, "_on_cancelled", cancel)
+
+
+@mutant
+def lost_artifacts_are_not_made_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClusterState, "lacking", lambda self: [])
+
+
+@mutant
+def retries_have_no_end(patch: pytest.MonkeyPatch) -> None:
+    def retry(self: ControlPlane, record: Any, dispatch: DispatchRecord) -> None:
+        if dispatch.secondary:
+            self.state.recover(record)
+        else:
+            record.ending = control_module.cmd.FailRequest(record.request.id, str(dispatch.error), 500)
+
+    patch.setattr(ControlPlane, "_retry_or_fail", retry)
+
+
+@mutant
+def a_rewound_request_forgets_its_readers(patch: pytest.MonkeyPatch) -> None:
+    original = state_module.rewind
+
+    def rewind(record: Any, running: set[str]) -> list[str]:
+        before = {name: art.readers for name, art in record.artifacts.items()}
+        withdrawn = original(record, running)
+        for name, art in record.artifacts.items():
+            art.readers = before[name]
+        return withdrawn
+
+    patch.setattr(state_module, "rewind", rewind)

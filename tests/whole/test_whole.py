@@ -1,0 +1,41 @@
+"""A slice of the storm, and proof that it would notice: planted bugs, and a run that repeats."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.whole.mutants import MUTANTS
+from tests.whole.storm import replay_command, storm
+
+
+def test_no_fault_breaks_the_books() -> None:
+    done = storm(first_seed=0, num_events=15_000)
+    assert done.failed_seed is None, done.failure
+    assert done.num_deaths > 100 and {"CompleteRequest", "CancelRequest", "FailRequest"} <= done.endings.keys()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    done = storm(first_seed=0, num_events=200_000)
+    assert done.failed_seed is not None
+    assert storm(done.failed_seed, num_events=1).failure == done.failure, "it replays from its seed"
+
+
+def test_a_run_is_the_same_in_another_process() -> None:
+    """Where the order of a set decides nothing."""
+    code = "from tests.whole.world import World; print([World(seed).run().digest for seed in range(30)])"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
+
+
+def test_the_command_that_replays_a_seed_works() -> None:
+    done = subprocess.run(replay_command(7).split(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "RequestArrived" in done.stdout and "nothing wrong" in done.stdout
