@@ -92,16 +92,20 @@ def set_dues(
 
 
 class Slack:
-    """Rank-seconds that can be spent on something else before each due time, all that is due still being done."""
+    """Rank-seconds that can be spent on something else before each due time, all that is due still being done.
 
-    def __init__(self, prospects: Collection[Prospect], num_ranks: int, now_s: float) -> None:
+    Of the time until a deadline that is kept only the share ``lending`` counts: what is done early makes room for
+    requests yet to come.
+    """
+
+    def __init__(self, prospects: Collection[Prospect], num_ranks: int, lending: float, now_s: float) -> None:
         due = [prospect for prospect in prospects if prospect.due_s < math.inf]
         due.sort(key=attrgetter("due_s"))
-        work_rank_s = [prospect.work_rank_s for prospect in due]
+        demands_rank_s = accumulate([prospect.work_rank_s for prospect in due])
         self._dues_s = [prospect.due_s for prospect in due]
         spare = [
-            num_ranks * (due_s - now_s) - demand_rank_s
-            for due_s, demand_rank_s in zip(self._dues_s, accumulate(work_rank_s), strict=True)
+            (lending if prospect.kept else 1.0) * num_ranks * (prospect.due_s - now_s) - demand_rank_s
+            for prospect, demand_rank_s in zip(due, demands_rank_s, strict=True)
         ]
         self._least_rank_s = list(accumulate(spare, min))
         self._spent_rank_s = 0.0

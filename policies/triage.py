@@ -38,7 +38,8 @@ class Triage:
     2. *By when.* What is kept is due at its deadline. Everybody else is due ``patience`` times as long after
        arrival as first come, first served on single ranks would let the slowest request take.
     3. *Who goes first.* What would miss its due time unless it starts now. Then the shortest, as long as every
-       earlier due time can spare the rank-seconds of its step; then the others as they are due.
+       earlier due time can spare the rank-seconds of its step; then the others as they are due. Of the time until a
+       kept deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
 
@@ -56,11 +57,11 @@ class Triage:
     """
 
     share: float = 0.85
-    patience: float = 1.25
+    patience: float = 2.0
+    lending: float = 0.7
     max_waste: float = 0.25
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True
-    shortest_first: bool = True
     waiting: bool = True
     widening: bool = True
     name = "triage"
@@ -74,6 +75,8 @@ class Triage:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
         if not self.patience > 0:
             raise ValueError(f"patience must be above 0, got {self.patience}")
+        if not 0 <= self.lending <= 1:
+            raise ValueError(f"lending must be from 0 to 1, got {self.lending}")
         if not self.max_waste >= 0:
             raise ValueError(f"max_waste must be at least 0, got {self.max_waste}")
         self._prospects = Prospects(
@@ -139,10 +142,7 @@ class Triage:
         for prospect in (*overdue, *urgent):
             num_free -= prospect.spec.size
             yield prospect
-        if not self.shortest_first:
-            yield from sorted(others, key=attrgetter("due_s", "shortness"))
-            return
-        slack = Slack(prospects, len(view.ranks), view.now_s)
+        slack = Slack(prospects, len(view.ranks), self.lending, view.now_s)
         others.sort(key=attrgetter("shortness", "due_s"))
         waiting = []
         for prospect in others:

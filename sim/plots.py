@@ -70,6 +70,24 @@ def plot_latencies(panels: Mapping[str, Mapping[str, Sequence[float]]], path: st
     figure.savefig(path, format="png")
 
 
+def plot_trade_off(
+    curves: Mapping[str, Sequence[tuple[float, float, str]]], path: str | Path, *, x_label: str, y_label: str
+) -> None:
+    """Write a PNG with a curve per title: (x, y, label) of its points, in their order."""
+    figure, (axes,) = _figure(1)
+    figure.set_size_inches(1.6 * PANEL_WIDTH_IN, 1.4 * PANEL_HEIGHT_IN)
+    for index, (title, points) in enumerate(curves.items()):
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        x, y, labels = zip(*points, strict=True)
+        axes.plot(x, y, color=colour, marker=marker, ms=4.5, lw=1.5, label=title)
+        for at, label in zip(zip(x, y, strict=True), labels, strict=True):
+            axes.annotate(label, at, xytext=(3, 4), textcoords="offset points", fontsize=7.5, color=colour)
+    _finish(axes, "", x_label)
+    axes.set_ylabel(y_label, fontsize=9)
+    _legend(figure, axes)
+    figure.savefig(path, format="png")
+
+
 def plot_runs(
     trace: Sequence[TraceRequest],
     results: Mapping[str, Mapping[str, Any]],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from gfdit.core.cost_file import CostTable
@@ -31,6 +32,7 @@ METRICS = (
     "p99_latency_s",
     "throughput_rps",
     "rank_busy_ratio",
+    "rank_s_per_request",
     "num_completed",
     "num_rejected",
     "migrations",
@@ -61,7 +63,7 @@ class Point:
 class Grid:
     """All combinations of the tuples. ``num_steps`` None is the workload's own number of denoising steps.
 
-    ``bound`` adds the upper bound on attainment to every trace.
+    ``duration_s`` cuts or repeats the workload. ``bound`` adds the upper bound on attainment to every trace.
     """
 
     table: CostTable
@@ -75,6 +77,7 @@ class Grid:
     grace_s: float = 0.0
     model: str | None = None
     num_steps: int | None = None
+    duration_s: float | None = None
     bound: bool = False
 
     def __post_init__(self) -> None:
@@ -96,9 +99,16 @@ class Grid:
         classes = workload_classes(
             workload, cost, model=self.model, num_steps=self.num_steps, slo_scale=point.slo_scale
         )
-        num_ranks = self.options.num_ranks
         return tuple(
-            generate(workload, classes, num_ranks=num_ranks, seed=seed, load=point.load, per_min=point.per_min)
+            generate(
+                workload,
+                classes,
+                num_ranks=self.options.num_ranks,
+                seed=seed,
+                load=point.load,
+                per_min=point.per_min,
+                duration_s=self.duration_s,
+            )
         )
 
     def job(self, point: Point, seed: int, policy: PolicyChoice) -> Job:
@@ -107,7 +117,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation. ``numbers`` are those of the result file, with ``latencies_s`` instead of its requests.
+    """One simulation. ``numbers`` are those of the result file; of its requests there are ``latencies_s`` and the
+    mean ``rank_s_per_request``.
 
     ``complaint`` is what the policy did wrong, in one line; what it did not complete is missed.
     """
@@ -162,6 +173,13 @@ class Sweep:
         values = [value for value in self.values(point, policy, metric) if value is not None]
         return estimate(values) if values else None
 
+    def mean(self, point: Point, policy: str, metric: str) -> float:
+        """Raises ``ValueError`` if no seed has the metric."""
+        found = self.estimate(point, policy, metric)
+        if found is None:
+            raise ValueError(f"{point}: {policy} has no {metric}")
+        return found.mean
+
     def difference(self, point: Point, policy: str, other: str, metric: str) -> Estimate:
         """``policy`` - ``other`` on the same traces: seeds that are hard for both do not widen it."""
         pairs = zip(self.values(point, policy, metric), self.values(point, other, metric), strict=True)
@@ -210,6 +228,7 @@ def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | None]) -> Cell:
     outcome = simulate(grid.job(point, seed, policy))
     numbers = {key: value for key, value in outcome.result.items() if key not in ("policy", "ranks", "requests")}
     latencies_s = [request["latency_s"] for request in outcome.result["requests"]]
+    numbers["rank_s_per_request"] = fmean([request["rank_seconds"] for request in outcome.result["requests"]])
     numbers["latencies_s"] = sorted(round(latency_s, 6) for latency_s in latencies_s if latency_s is not None)
     return Cell(point, seed, policy.label, numbers, outcome.complaint)
 

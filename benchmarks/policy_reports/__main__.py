@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.policy_reports import gaps, gfdit_paper, tetriserve
+from benchmarks.policy_reports import default_policy, gaps, gfdit_paper, tetriserve
 from benchmarks.policy_reports.report import Report
 from gfdit.observe.provenance import provenance
 
-REPORTS = {module.NAME: module for module in (gfdit_paper, tetriserve, gaps)}
+REPORTS = {module.NAME: module for module in (gfdit_paper, tetriserve, gaps, default_policy)}
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reports"
 
 

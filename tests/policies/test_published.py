@@ -34,7 +34,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "tetriserve-bare": lambda: TetriServe(1, False, False, False, False, False),
     "triage": Triage,
     "triage-throughput": lambda: Triage(objective="throughput"),
-    "triage-bare": lambda: Triage(giving_up=False, shortest_first=False, waiting=False, widening=False),
+    "triage-bare": lambda: Triage(lending=0.0, giving_up=False, waiting=False, widening=False),
 }
 SEEDS = st.integers(0, 2**32 - 1)
 FAULTS = Faults(task=0.05, cancel=0.01, rank_lost=0.01, late_report=0.05)

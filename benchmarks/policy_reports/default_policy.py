@@ -1,0 +1,220 @@
+"""The default policy against all others, on every workload: what it leads by, what it costs, what its parts do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from benchmarks.policy_reports.claims import CLEARLY, attainment_table, claims_table, percent
+from benchmarks.policy_reports.default_claims import DEFAULT, Targets
+from benchmarks.policy_reports.report import Report
+from gfdit.sim.compare import PolicyChoice
+from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.options import SimulationOptions
+from gfdit.sim.plots import plot_attainment, plot_trade_off
+from gfdit.sim.rank_faults import SlowRank
+from gfdit.sim.sweep import Grid, Point, Sweep
+
+NAME, TITLE = "default_policy", "The default policy against all others"
+
+POLICIES = (
+    PolicyChoice(DEFAULT),
+    PolicyChoice("edf"),
+    PolicyChoice("srtf"),
+    PolicyChoice("srtf", (("parallelism", "widest"),), name="srtf widest"),
+    PolicyChoice("tetriserve"),
+    PolicyChoice("rssp"),
+    PolicyChoice("fcfs"),
+    PolicyChoice("static"),
+    PolicyChoice("equipartition"),
+)
+LOADS = (0.4, 0.7, 0.9, 1.1, 1.5, 2.0)
+FEWER_LOADS = (0.9, 1.5)
+PATIENCES = ("1", "1.25", "1.5", "2", "inf")
+WITHOUT = {
+    "nobody given up": ("giving_up", "false"),
+    "no share for requests to come": ("share", "1"),
+    "nothing lent to shorter requests": ("lending", "0"),
+    "all lent to shorter requests": ("lending", "1"),
+    "no degree above the narrowest for a deadline": ("max_waste", "0"),
+    "a deadline at any price": ("max_waste", "inf"),
+    "no waiting for ranks": ("waiting", "false"),
+    "no widening on idle ranks": ("widening", "false"),
+    "no patience": ("patience", "inf"),
+    "deadlines ignored": ("objective", "latency"),
+}
+METRICS = (
+    ("Requests in time, %", "slo_attainment", 100.0),
+    ("Mean latency, s", "mean_latency_s", 1.0),
+    ("95th percentile of the latency, s", "p95_latency_s", 1.0),
+    ("99th percentile of the latency, s", "p99_latency_s", 1.0),
+    ("Rank-seconds per request", "rank_s_per_request", 1.0),
+)
+
+
+def run(report: Report) -> None:
+    grids = _grids(report)
+    sweeps = {name: report.sweep(name, grid) for name, grid in grids.items()}
+    some = {
+        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=FEWER_LOADS),
+        "qwen": replace(grids["qwen"], workloads=("gamma",), loads=FEWER_LOADS),
+        "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=FEWER_LOADS),
+    }
+    patience = _variants(
+        report, "patience", some, {f"patience {value}": ("patience", value) for value in PATIENCES}
+    )
+    without = _variants(report, "without", some, WITHOUT)
+    disturbed = {
+        "every task off by 20 %": SimulationOptions(4, jitter=0.2),
+        "half of the ranks 20 % slower": SimulationOptions(4, slow_ranks=(SlowRank(0, 1.2), SlowRank(1, 1.2))),
+        "5 ms from decision to start": SimulationOptions(4, dispatch_latency_s=0.005),
+    }
+    few = (POLICIES[0], *[policy for policy in POLICIES if policy.label in ("edf", "srtf", "tetriserve")])
+    wrong = {
+        name: report.sweep(name, replace(some["qwen"], policies=few, options=options, bound=False))
+        for name, options in disturbed.items()
+    }
+    report.add(
+        "Policies with their default arguments on all workloads: the GF-DiT patterns with `wan2.2-synthetic` and "
+        "`qwen-image-h20` on 4 ranks, the TetriServe mixes with `flux-h100` on 8 (100 s of each). Load 1 is what "
+        "the ranks can do if every request runs on one. In time means by the deadline, without grace. The upper "
+        "bound knows the future (`gfdit.sim.bound`).",
+        "",
+        "## Targets",
+        "",
+        *claims_table(Targets(sweeps).claims()),
+        "",
+        CLEARLY,
+        "",
+        "## Deadlines against load",
+        "",
+    )
+    for name, sweep in sweeps.items():
+        plot_attainment(sweep, report.picture(name.replace(", ", "_").replace(" ", "_"), f"Costs: {name}"))
+    _patience(report, patience)
+    report.add("## What each mechanism does", "", *_changes_table(without, WITHOUT), "")
+    report.add("## Wrong costs and slow starts", "", "On the Qwen-like trace, in time, % / mean latency, s.", "")
+    report.add(*_short_table(wrong), "")
+    for title, metric, scale in METRICS:
+        report.add(f"## {title}", "")
+        for name, sweep in sweeps.items():
+            report.add(f"### {name}", "", *attainment_table(sweep, metric, scale))
+
+
+def _grids(report: Report) -> dict[str, Grid]:
+    def grid(
+        table: str,
+        num_ranks: int,
+        workloads: tuple[str, ...],
+        *,
+        loads: tuple[float, ...] = LOADS,
+        duration_s: float | None = None,
+    ) -> Grid:
+        return Grid(
+            load_cost_table(table),
+            POLICIES,
+            workloads,
+            report.seeds,
+            SimulationOptions(num_ranks),
+            loads=loads,
+            duration_s=duration_s,
+            bound=True,
+        )
+
+    return {
+        "wan": grid("wan2.2-synthetic", 4, ("short", "foreground-burst", "inflight-burst")),
+        "wan, an hour": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
+        "qwen": grid("qwen-image-h20", 4, ("poisson", "gamma")),
+        "flux": grid("flux-h100", 8, ("tetriserve-uniform", "tetriserve-skewed"), duration_s=100.0),
+    }
+
+
+def _variants(
+    report: Report, name: str, grids: Mapping[str, Grid], arguments: Mapping[str, tuple[str, str]]
+) -> dict[str, Sweep]:
+    policies = tuple(PolicyChoice(DEFAULT, (argument,), name=label) for label, argument in arguments.items())
+    policies = (PolicyChoice(DEFAULT), PolicyChoice("fcfs"), *policies)
+    return {
+        title: report.sweep(f"{name}-{title}", replace(grid, policies=policies, bound=False))
+        for title, grid in grids.items()
+    }
+
+
+def _patience(report: Report, sweeps: Mapping[str, Sweep]) -> None:
+    report.add(
+        "## Deadlines against the latest latencies",
+        "",
+        "The argument `patience` chooses between them. In time, % / mean latency, s / 99th percentile of the "
+        "latency over that of `fcfs`:",
+        "",
+    )
+    curves: dict[str, list[tuple[float, float, str]]] = {}
+    lines = ["| | " + " | ".join(_points(sweeps)) + " |", "|---" * (1 + len(_points(sweeps))) + "|"]
+    for value in PATIENCES:
+        policy = f"patience {value}"
+        rows = [
+            (
+                sweep.mean(point, policy, "slo_attainment"),
+                sweep.mean(point, policy, "mean_latency_s"),
+                sweep.mean(point, policy, "p99_latency_s") / sweep.mean(point, "fcfs", "p99_latency_s"),
+            )
+            for sweep in sweeps.values()
+            for point in sweep.points
+        ]
+        cells = [f"{100 * met:.1f} / {mean_s:.1f} / {late:.2f}" for met, mean_s, late in rows]
+        lines.append(f"| {policy} | {' | '.join(cells)} |")
+        for point, (met, _, late) in zip(_points(sweeps), rows, strict=True):
+            curves.setdefault(point, []).append((late, 100 * met, value))
+    report.add(*lines, "")
+    plot_trade_off(
+        curves,
+        report.picture(
+            "patience", "Labels are values of `patience`; 1 on the horizontal axis is as late as `fcfs`."
+        ),
+        x_label="99th percentile of the latency over that of fcfs",
+        y_label="requests in time, %",
+    )
+
+
+def _points(sweeps: Mapping[str, Sweep]) -> list[str]:
+    return [f"{title}: {point}" for title, sweep in sweeps.items() for point in sweep.points]
+
+
+def _changes_table(sweeps: Mapping[str, Sweep], arguments: Mapping[str, object]) -> list[str]:
+    """The default, and what every variant changes in it."""
+    lines = [
+        "Requests in time, % / mean latency, s; below what each change adds to the default, in points / times.",
+        "",
+        "| | " + " | ".join(_points(sweeps)) + " |",
+        "|---" * (1 + len(_points(sweeps))) + "|",
+    ]
+
+    def row(title: str, cell: Callable[[Sweep, Point], str]) -> None:
+        cells = [cell(sweep, point) for sweep in sweeps.values() for point in sweep.points]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+
+    row(DEFAULT, lambda sweep, point: _in_time_and_mean(sweep, point, DEFAULT))
+    for label in arguments:
+
+        def changed(sweep: Sweep, point: Point, label: str = label) -> str:
+            points = sweep.difference(point, label, DEFAULT, "slo_attainment")
+            ratio = sweep.mean(point, label, "mean_latency_s") / sweep.mean(point, DEFAULT, "mean_latency_s")
+            return f"{'+' if points.mean > 0 else ''}{percent(points)} / {ratio:.2f}"
+
+        row(label, changed)
+    return lines
+
+
+def _short_table(sweeps: Mapping[str, Sweep]) -> list[str]:
+    policies = next(iter(sweeps.values())).policies
+    lines = ["| | " + " | ".join(policies) + " |", "|---" * (1 + len(policies)) + "|"]
+    for title, sweep in sweeps.items():
+        for point in sweep.points:
+            cells = [_in_time_and_mean(sweep, point, name) for name in policies]
+            lines.append(f"| {title}, load {point.load:g} | {' | '.join(cells)} |")
+    return lines
+
+
+def _in_time_and_mean(sweep: Sweep, point: Point, policy: str) -> str:
+    in_time, mean_s = (sweep.mean(point, policy, metric) for metric in ("slo_attainment", "mean_latency_s"))
+    return f"{100 * in_time:.1f} / {mean_s:.1f}"
