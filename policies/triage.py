@@ -38,8 +38,8 @@ class Triage:
     2. *By when.* What is kept is due at its deadline. Everybody else is due ``patience`` times as long after
        arrival as first come, first served on single ranks would let the slowest request take.
     3. *Who goes first.* What would miss its due time unless it starts now. Then the shortest, as long as every
-       earlier due time can spare the rank-seconds of its step; then the others as they are due. Of the time until a
-       kept deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
+       earlier due time can spare the rank-seconds of its step; then the others as they are due. Of the time until
+       a kept deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
 

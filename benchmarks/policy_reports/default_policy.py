@@ -29,7 +29,6 @@ POLICIES = (
     PolicyChoice("equipartition"),
 )
 LOADS = (0.4, 0.7, 0.9, 1.1, 1.5, 2.0)
-FEWER_LOADS = (0.9, 1.5)
 PATIENCES = ("1", "1.25", "1.5", "2", "inf")
 WITHOUT = {
     "nobody given up": ("giving_up", "false"),
@@ -56,9 +55,9 @@ def run(report: Report) -> None:
     grids = _grids(report)
     sweeps = {name: report.sweep(name, grid) for name, grid in grids.items()}
     some = {
-        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=FEWER_LOADS),
-        "qwen": replace(grids["qwen"], workloads=("gamma",), loads=FEWER_LOADS),
-        "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=FEWER_LOADS),
+        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(0.9, 1.5)),
+        "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
+        "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=(0.9,)),
     }
     patience = _variants(
         report, "patience", some, {f"patience {value}": ("patience", value) for value in PATIENCES}
