@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough models soak soak-comm soak-kernels storm report kernels lint format types clean
+.PHONY: help setup demo test thorough models soak soak-comm soak-kernels storm report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -25,6 +25,7 @@ help:
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
 	@echo "make storm   1,000,000 events with faults in a simulated server"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
+	@echo "make report-default  only the default policy against all others, from fewer traces"
 	@echo "make kernels  compile every kernel variant and record what it takes"
 	@echo "make lint format types clean"
 
@@ -60,6 +61,9 @@ soak-kernels: setup
 
 report: setup
 	@$(BIN)/python -m benchmarks.policy_reports
+
+report-default: setup
+	@$(BIN)/python -m benchmarks.policy_reports default_policy --seeds 3 --jobs 1
 
 kernels: setup
 	@$(BIN)/python tools/compile_kernels.py

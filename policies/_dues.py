@@ -36,7 +36,7 @@ class ShadowQueue:
                 continue
             if not self._alive:
                 self.longest_s = self._backlog_rank_s = 0.0
-            arrival_s = prospect.request.arrival_s
+            arrival_s = prospect.arrival_s
             self._backlog_rank_s = max(0.0, self._backlog_rank_s - num_ranks * (arrival_s - self._until_s))
             self._until_s = arrival_s
             self.longest_s = max(self.longest_s, self._backlog_rank_s / num_ranks + prospect.left_s[0])
@@ -55,11 +55,12 @@ def set_dues(
     given up, if that makes it due later.
     """
     for prospect in prospects:
-        if prospect.deadline_s < math.inf:
-            prospect.keep(now_s, max_waste)
-        else:
-            prospect.give_up(now_s)
-        prospect.due_s = prospect.deadline_s if prospect.kept else prospect.request.arrival_s + patience_s
+        if prospect.settled_until_s < now_s:
+            prospect.settle(now_s, max_waste)
+        prospect.work_rank_s = prospect.rest_rank_s
+        if prospect.free_s > now_s:
+            prospect.work_rank_s += prospect.num_held * (prospect.free_s - now_s)
+        prospect.due_s = prospect.deadline_s if prospect.kept else prospect.arrival_s + patience_s
     kept: list[Prospect] = []  # and due so far
     largest: list[tuple[float, int, Prospect]] = []  # of those, what was looked at when too much was due
     returning: list[tuple[float, int, Prospect]] = []  # given up, by the time when it falls due again
@@ -84,9 +85,11 @@ def set_dues(
             if demand_rank_s <= largest[0][-1].work_rank_s + ROUNDING_S:
                 break  # nothing else is due by then, and alone it is in time
             _, rank, lost = heappop(largest)
-            if (later_s := lost.request.arrival_s + patience_s) > due_s:
+            if (later_s := lost.arrival_s + patience_s) > due_s:
                 demand_rank_s -= lost.work_rank_s
-                lost.give_up(now_s)
+                lost.work_rank_s -= lost.rest_rank_s
+                lost.give_up()
+                lost.work_rank_s += lost.rest_rank_s
                 lost.due_s = later_s
                 heappush(returning, (later_s, rank, lost))
 

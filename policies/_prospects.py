@@ -23,8 +23,8 @@ class Prospect:
     at one of them takes ``left_s`` seconds with everything that comes after, and ``left_rank_s`` rank-seconds.
     ``free_s`` is when the running task should end, minus infinity without one; it holds ``num_held`` ranks.
 
-    The last four fields change with time: whether the deadline is to be met, the narrowest of ``specs`` that does
-    it (by index, 0 if it is not), the rank-seconds that are needed in all, and by when.
+    The last fields change with time: whether the deadline is to be met, the narrowest of ``specs`` that does it
+    (by index, 0 if it is not), the rank-seconds that takes behind the running task and with it, and by when.
     """
 
     request: RequestView
@@ -37,15 +37,17 @@ class Prospect:
     free_s: float = -math.inf
     num_held: int = 0
     shortness: float = field(init=False)  # rank-seconds left at the narrowest degree, for each unit of weight
-    narrow_until_s: float = field(init=False)  # the narrowest degree meets the deadline if it starts by then
+    arrival_s: float = field(init=False)
     kept: bool = field(init=False, default=False)
     needed: int = field(init=False, default=0)
+    rest_rank_s: float = field(init=False, default=0.0)
     work_rank_s: float = field(init=False, default=0.0)
     due_s: float = field(init=False, default=math.inf)
+    settled_until_s: float = field(init=False, default=-math.inf)  # until then ``settle`` would change nothing
 
     def __post_init__(self) -> None:
         self.shortness = self.left_rank_s[0] / self.weight
-        self.narrow_until_s = self.deadline_s - self.left_s[0] + ROUNDING_S
+        self.arrival_s = self.request.arrival_s
 
     @property
     def spec(self) -> ParallelSpec:
@@ -56,31 +58,34 @@ class Prospect:
         """When the next step must start to be over by ``due_s``."""
         return self.due_s - self.left_s[self.needed]
 
-    def keep(self, now_s: float, max_waste: float) -> None:
+    def settle(self, now_s: float, max_waste: float) -> None:
         """Find the narrowest degree that meets the deadline; keep the request if there is one for its price.
 
         Where a degree is just too slow the next one is needed only until it is fast enough again: the work lies
         between those of both.
         """
         start_s = max(now_s, self.free_s)
-        if start_s <= self.narrow_until_s:
-            self.kept, self.needed = True, 0
-            self.work_rank_s = self.left_rank_s[0] + self.num_held * (start_s - now_s)
-            return
         left_s, left_rank_s, allowed_s = self.left_s, self.left_rank_s, self.deadline_s - start_s + ROUNDING_S
-        needed = next((index for index, seconds in enumerate(left_s) if seconds <= allowed_s), 0)
-        if not needed or left_rank_s[needed] > (1 + max_waste) * left_rank_s[0]:
-            self.give_up(now_s)
-            return
-        share = (left_s[needed - 1] - allowed_s) / (left_s[needed - 1] - left_s[needed])
-        rank_s = left_rank_s[needed - 1] + share * (left_rank_s[needed] - left_rank_s[needed - 1])
-        self.kept, self.needed = True, needed
-        self.work_rank_s = rank_s + self.num_held * (start_s - now_s)
+        if self.deadline_s == math.inf or left_s[-1] > allowed_s:
+            self.give_up()
+            self.settled_until_s = math.inf  # time only makes it later
+        elif left_s[0] <= allowed_s:
+            self.kept, self.needed, self.rest_rank_s = True, 0, left_rank_s[0]
+            self.settled_until_s = self.deadline_s - left_s[0]
+        else:
+            wide = next(index for index, seconds in enumerate(left_s) if seconds <= allowed_s)
+            self.settled_until_s = -math.inf
+            if left_rank_s[wide] > (1 + max_waste) * left_rank_s[0]:
+                self.give_up()
+                return
+            share = (left_s[wide - 1] - allowed_s) / (left_s[wide - 1] - left_s[wide])
+            self.rest_rank_s = left_rank_s[wide - 1] + share * (left_rank_s[wide] - left_rank_s[wide - 1])
+            self.kept, self.needed = True, wide
 
-    def give_up(self, now_s: float) -> None:
-        """The rest is done at the narrowest degree."""
-        self.kept, self.needed = False, 0
-        self.work_rank_s = self.left_rank_s[0] + self.num_held * max(0.0, self.free_s - now_s)
+    def give_up(self) -> None:
+        """The rest is done at the narrowest degree, unless it is kept again."""
+        self.kept, self.needed, self.rest_rank_s = False, 0, self.left_rank_s[0]
+        self.settled_until_s = -math.inf
 
 
 class Prospects:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from heapq import heappop, heappush
+from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
@@ -123,14 +124,14 @@ class Triage:
     def _in_turn(
         self, ready: Sequence[Prospect], prospects: Collection[Prospect], num_free: int, view: SchedulerView
     ) -> Iterator[Prospect]:
-        if num_free >= sum([prospect.spec.size for prospect in ready]):
+        if len(ready) <= num_free and sum([prospect.spec.size for prospect in ready]) <= num_free:
             yield from ready  # there is room for all
             return
         now_s, longest_s = view.now_s, self._queue.longest_s
         blocked_s = max([prospect.step_s for prospect in ready])  # how long a rank may be, before it can be had
         overdue, urgent, others = [], [], []
         for prospect in ready:
-            if now_s > prospect.request.arrival_s + 2 * self.patience * longest_s:
+            if now_s > prospect.arrival_s + 2 * self.patience * longest_s:
                 overdue.append(prospect)
             elif now_s <= prospect.due_s and prospect.latest_start_s < now_s + (
                 2 * blocked_s if prospect.needed else blocked_s  # several ranks come free one after the other
@@ -164,25 +165,36 @@ def _is_worth_waiting(prospect: Prospect, num_lacking: int, view: SchedulerView)
     return num_lacking <= len(ends_s) and ends_s[num_lacking - 1] <= prospect.latest_start_s
 
 
-def _widened(starts: list[Start], left: RankCounts) -> list[Start]:
+def _widened(starts: Iterable[Start], left: RankCounts) -> list[Start]:
     """Give idle ranks to the requests that they shorten most, per rank, as long as any gains."""
     starts = list(starts)
-    while left:
-        best, most_s = None, 0.0
-        for index, (task, prospect, spec) in enumerate(starts):
-            if task.kind is not TaskKind.DENOISE:
-                continue
-            num_left = left.of(task.model)
-            at = prospect.specs.index(spec)
-            for wider in range(at + 1, len(prospect.specs)):
-                extra = prospect.specs[wider].size - spec.size
-                if extra <= num_left:
-                    saved_s = (prospect.left_s[at] - prospect.left_s[wider]) / extra
-                    if saved_s > most_s:
-                        best, most_s = (index, prospect.specs[wider]), saved_s
-        if best is None:
-            break
-        index, spec = best
-        left.take(starts[index].task.model, spec.size - starts[index].spec.size)
-        starts[index] = starts[index]._replace(spec=spec)
+    gains: list[tuple[float, int, ParallelSpec]] = []
+
+    def offer(index: int) -> None:
+        if gain := _widening(starts[index], left):
+            heappush(gains, (-gain[0], index, gain[1]))
+
+    for index in range(len(starts)):
+        offer(index)
+    while gains:
+        _, index, spec = heappop(gains)
+        model, extra = starts[index].task.model, spec.size - starts[index].spec.size
+        if extra <= left.of(model):
+            left.take(model, extra)
+            starts[index] = starts[index]._replace(spec=spec)
+        offer(index)
     return starts
+
+
+def _widening(start: Start, left: RankCounts) -> tuple[float, ParallelSpec] | None:
+    """The seconds that each further rank saves, and the degree at which that is most."""
+    task, prospect, spec = start
+    if task.kind is not TaskKind.DENOISE:
+        return None
+    at, most = prospect.specs.index(spec), left.of(task.model)
+    gains = [
+        ((prospect.left_s[at] - left_s) / (wider.size - spec.size), wider)
+        for wider, left_s in zip(prospect.specs[at + 1 :], prospect.left_s[at + 1 :], strict=True)
+        if wider.size - spec.size <= most
+    ]
+    return max(gains, key=itemgetter(0), default=None)

@@ -55,9 +55,8 @@ def run(report: Report) -> None:
     grids = _grids(report)
     sweeps = {name: report.sweep(name, grid) for name, grid in grids.items()}
     some = {
-        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(0.9, 1.5)),
+        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(1.5,)),
         "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
-        "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=(0.9,)),
     }
     patience = _variants(
         report, "patience", some, {f"patience {value}": ("patience", value) for value in PATIENCES}
@@ -121,10 +120,12 @@ def _grids(report: Report) -> dict[str, Grid]:
         )
 
     return {
-        "wan": grid("wan2.2-synthetic", 4, ("short", "foreground-burst", "inflight-burst")),
+        "wan": grid("wan2.2-synthetic", 4, ("short", "foreground-burst")),
         "wan, an hour": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
         "qwen": grid("qwen-image-h20", 4, ("poisson", "gamma")),
-        "flux": grid("flux-h100", 8, ("tetriserve-uniform", "tetriserve-skewed"), duration_s=100.0),
+        "flux": grid(
+            "flux-h100", 8, ("tetriserve-uniform", "tetriserve-skewed"), loads=(0.4, 0.9, 1.5), duration_s=100.0
+        ),
     }
 
 

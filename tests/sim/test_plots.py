@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from gfdit.sim.compare import Job, PolicyChoice, simulate_spans
-from gfdit.sim.plots import plot_attainment, plot_latencies, plot_runs
+from gfdit.sim.plots import plot_attainment, plot_latencies, plot_runs, plot_trade_off
 from gfdit.sim.simulator import SimulationOptions
 from gfdit.sim.sweep import BOUND, Cell, Point, Sweep
 from tests.sim.tables import line, table
@@ -35,6 +35,13 @@ def made_up(attainment: dict[str, float], *, loads: tuple[float, ...] = (0.5, 1.
             for policy, value in attainment.items()
         )
     )
+
+
+def test_a_trade_off_is_a_curve_per_title(tmp_path: Path) -> None:
+    curves = {"low": [(1.0, 10.0, "a"), (2.0, 20.0, "b")], "high": [(1.0, 80.0, "a"), (2.0, 90.0, "b")]}
+    plot_trade_off(curves, tmp_path / "t.png", x_label="x", y_label="y")
+    picture = pixels(tmp_path / "t.png")
+    assert rows_of(picture, SECOND).max() < rows_of(picture, FIRST).min()
 
 
 def test_more_deadlines_met_is_higher(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.policy_reports import gaps
 from benchmarks.policy_reports.claims import Claim, Verdict, claims_table, count_led, rivals_of
+from benchmarks.policy_reports.default_claims import DEFAULT, FAST, Targets
 from benchmarks.policy_reports.gfdit_claims import EDF, OTHERS, crossing, edf_is_best
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.options import SimulationOptions
-from gfdit.sim.sweep import Cell, Grid, Point, Sweep
+from gfdit.sim.sweep import BOUND, Cell, Grid, Point, Sweep
 from tests.sim.tables import table
 
 POINT = Point("short", 0.9)
@@ -73,6 +74,31 @@ def test_who_is_ahead_is_named() -> None:
         text.startswith("nobody ahead in 0 of 1 settings") and f"{OTHERS[0]} at short, load 0.9 by 20.0 ±" in text
     )
     assert rivals_of(sweep, OTHERS[0], [EDF], sweep.points) == []
+
+
+def targets(**changed: dict[str, float]) -> dict[str, Verdict]:
+    """Verdicts by the first word of the claim, where the default is ahead of all by much but for ``changed``."""
+    good = {"slo_attainment": 0.99, "mean_latency_s": 1.0, "p99_latency_s": 2.0}
+    worse = {"slo_attainment": 0.8, "mean_latency_s": 2.0, "p99_latency_s": 3.0}
+    numbers = {DEFAULT: good, **dict.fromkeys((*FAST, "fcfs"), worse), BOUND: {"slo_attainment": 1.0}}
+    for name, values in changed.items():
+        policy = BOUND if name == "bound" else name
+        numbers[policy] = {**numbers[policy], **values}
+    cells = [Cell(POINT, seed, policy, values) for seed in (0, 1) for policy, values in numbers.items()]
+    return {
+        claim.statement.split()[0]: claim.verdict for claim in Targets({"made up": Sweep(tuple(cells))}).claims()
+    }
+
+
+def test_targets_follow_the_numbers() -> None:
+    assert set(targets().values()) == {Verdict.HOLDS}
+    for statement, changed in {
+        "attainment": {"edf": {"slo_attainment": 1.0}},
+        "at": {DEFAULT: {"slo_attainment": 0.85}},  # too little over the others, too far from the bound
+        "mean": {"srtf": {"mean_latency_s": 0.9}},
+        "99th": {"fcfs": {"p99_latency_s": 1.9}},
+    }.items():
+        assert targets(**changed)[statement] is Verdict.FAILS
 
 
 def test_verdicts_are_written_out() -> None:
