@@ -55,8 +55,8 @@ def run(report: Report) -> None:
     grids = _grids(report)
     sweeps = {name: report.sweep(name, grid) for name, grid in grids.items()}
     some = {
-        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(1.5,)),
         "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
+        "wan": replace(grids["wan"], loads=(1.5,)),
     }
     patience = _variants(
         report, "patience", some, {f"patience {value}": ("patience", value) for value in PATIENCES}
@@ -120,7 +120,7 @@ def _grids(report: Report) -> dict[str, Grid]:
         )
 
     return {
-        "wan": grid("wan2.2-synthetic", 4, ("short", "foreground-burst")),
+        "wan": grid("wan2.2-synthetic", 4, ("foreground-burst",)),
         "wan, an hour": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
         "qwen": grid("qwen-image-h20", 4, ("poisson", "gamma")),
         "flux": grid(
