@@ -123,9 +123,7 @@ def _grids(report: Report) -> dict[str, Grid]:
         "wan": grid("wan2.2-synthetic", 4, ("foreground-burst",), loads=(0.9, 1.5)),
         "wan, an hour": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
         "qwen": grid("qwen-image-h20", 4, ("poisson", "gamma")),
-        "flux": grid(
-            "flux-h100", 8, ("tetriserve-uniform",), loads=(0.4, 0.9), duration_s=100.0
-        ),
+        "flux": grid("flux-h100", 8, ("tetriserve-uniform",), loads=(0.4, 0.9), duration_s=100.0),
     }
 
 
