@@ -16,6 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reports"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", nargs="*", metavar="REPORT", help=f"{', '.join(REPORTS)} (default: all)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of the default_policy report")
     parser.add_argument("--seeds", type=int, default=8, help="traces of every point (default: 8)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to (default: docs/reports)")
@@ -27,7 +28,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.report or REPORTS:
         module = REPORTS[name]
-        report = Report(name, module.TITLE, args.out, source, args.seeds, args.jobs)
+        report = Report(name, module.TITLE, args.out, source, args.seeds, args.jobs, tuple(args.only))
         module.run(report)
         report.write()
         print(args.out / f"{name}.md", flush=True)

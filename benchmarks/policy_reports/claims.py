@@ -92,8 +92,8 @@ def percent(value: Estimate) -> str:
     return f"{100 * value.mean:.1f}{interval}"
 
 
-def claims_table(claims: Sequence[Claim]) -> list[str]:
-    lines = ["| published | where | measured here | verdict |", "|---|---|---|---|"]
+def claims_table(claims: Sequence[Claim], title: str = "published") -> list[str]:
+    lines = [f"| {title} | where | measured here | verdict |", "|---|---|---|---|"]
     for claim in claims:
         why = f": {claim.why}" if claim.why and claim.verdict is Verdict.FAILS else ""
         lines.append(f"| {claim.statement} | {claim.source} | {claim.measured} | {claim.verdict}{why} |")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from benchmarks.policy_reports.claims import CLEARLY, attainment_table, claims_table, percent
-from benchmarks.policy_reports.default_claims import DEFAULT, Targets
+from benchmarks.policy_reports.claims import attainment_table, claims_table, percent
+from benchmarks.policy_reports.default_claims import DEFAULT, FAST, Targets
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.cost_tables import load_cost_table
@@ -53,46 +53,31 @@ METRICS = (
 
 def run(report: Report) -> None:
     grids = _grids(report)
-    sweeps = {name: report.sweep(name, grid) for name, grid in grids.items()}
-    some = {
-        "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
-        "wan": replace(grids["wan"], loads=(1.5,)),
-    }
-    patience = _variants(
-        report, "patience", some, {f"patience {value}": ("patience", value) for value in PATIENCES}
-    )
-    without = _variants(report, "without", some, WITHOUT)
-    disturbed = {
-        "every task off by 20 %": SimulationOptions(4, jitter=0.2),
-        "half of the ranks 20 % slower": SimulationOptions(4, slow_ranks=(SlowRank(0, 1.2), SlowRank(1, 1.2))),
-        "5 ms from decision to start": SimulationOptions(4, dispatch_latency_s=0.005),
-    }
-    few = (POLICIES[0], *[policy for policy in POLICIES if policy.label in ("edf", "srtf", "tetriserve")])
-    wrong = {
-        name: report.sweep(name, replace(some["qwen"], policies=few, options=options, bound=False))
-        for name, options in disturbed.items()
-    }
+    if unknown := [name for name in report.only if name not in (*grids, *PARTS)]:
+        raise ValueError(f"unknown part {unknown[0]!r}, known: {', '.join((*grids, *PARTS))}")
+    sweeps = {name: report.sweep(name, grid) for name, grid in grids.items() if report.wants(name)}
     report.add(
-        "Policies with their default arguments on all workloads: the GF-DiT patterns with `wan2.2-synthetic` and "
-        "`qwen-image-h20` on 4 ranks, the TetriServe mixes with `flux-h100` on 8 (100 s of each). Load 1 is what "
-        "the ranks can do if every request runs on one. In time means by the deadline, without grace. The upper "
-        "bound knows the future (`gfdit.sim.bound`).",
+        "Policies with their default arguments: the GF-DiT patterns with `wan2.2-synthetic`, `poisson` and "
+        "`gamma` with `qwen-image-h20`, both on 4 ranks, the TetriServe mixes with `flux-h100` on 8 (100 s of "
+        "each). Load 1 is what the ranks can do if every request runs on one. In time means by the deadline, "
+        "without grace. The upper bound knows the future (`gfdit.sim.bound`).",
         "",
-        "## Targets",
-        "",
-        *claims_table(Targets(sweeps).claims()),
-        "",
-        CLEARLY,
-        "",
-        "## Deadlines against load",
-        "",
+    )
+    if left_out := [name for name in (*grids, *PARTS) if not report.wants(name)]:
+        report.add(f"Not run, to be had by leaving out `--only`: {', '.join(left_out)}.", "")
+    report.add(
+        "## Targets", "", *claims_table(Targets(sweeps).claims(), "target"), "", "## Deadlines against load", ""
     )
     for name, sweep in sweeps.items():
-        plot_attainment(sweep, report.picture(name.replace(", ", "_").replace(" ", "_"), f"Costs: {name}"))
-    _patience(report, patience)
-    report.add("## What each mechanism does", "", *_changes_table(without, WITHOUT), "")
-    report.add("## Wrong costs and slow starts", "", "On the Qwen-like trace, in time, % / mean latency, s.", "")
-    report.add(*_short_table(wrong), "")
+        plot_attainment(sweep, report.picture(name, f"`{name}`; the bars are 95 % confidence intervals."))
+    some = {
+        "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
+        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(0.9, 1.5)),
+        "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=(0.9,)),
+    }
+    for part, write in PARTS.items():
+        if report.wants(part):
+            write(report, some)
     for title, metric, scale in METRICS:
         report.add(f"## {title}", "")
         for name, sweep in sweeps.items():
@@ -120,10 +105,10 @@ def _grids(report: Report) -> dict[str, Grid]:
         )
 
     return {
-        "wan": grid("wan2.2-synthetic", 4, ("foreground-burst",), loads=(0.9, 1.5)),
-        "wan, an hour": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
+        "wan": grid("wan2.2-synthetic", 4, ("short", "foreground-burst", "inflight-burst")),
+        "five-phase": grid("wan2.2-synthetic", 4, ("five-phase",), loads=(0.7, 1.1, 1.5)),
         "qwen": grid("qwen-image-h20", 4, ("poisson", "gamma")),
-        "flux": grid("flux-h100", 8, ("tetriserve-uniform",), loads=(0.4, 0.9), duration_s=100.0),
+        "flux": grid("flux-h100", 8, ("tetriserve-uniform", "tetriserve-skewed"), duration_s=100.0),
     }
 
 
@@ -138,7 +123,9 @@ def _variants(
     }
 
 
-def _patience(report: Report, sweeps: Mapping[str, Sweep]) -> None:
+def _patience(report: Report, grids: Mapping[str, Grid]) -> None:
+    arguments = {f"patience {value}": ("patience", value) for value in PATIENCES}
+    sweeps = _variants(report, "patience", grids, arguments)
     report.add(
         "## Deadlines against the latest latencies",
         "",
@@ -176,6 +163,27 @@ def _patience(report: Report, sweeps: Mapping[str, Sweep]) -> None:
 
 def _points(sweeps: Mapping[str, Sweep]) -> list[str]:
     return [f"{title}: {point}" for title, sweep in sweeps.items() for point in sweep.points]
+
+
+def _mechanisms(report: Report, grids: Mapping[str, Grid]) -> None:
+    sweeps = _variants(report, "without", grids, WITHOUT)
+    report.add("## What each mechanism does", "", *_changes_table(sweeps, WITHOUT), "")
+
+
+def _wrong_costs(report: Report, grids: Mapping[str, Grid]) -> None:
+    disturbed = {
+        "every task off by 20 %": SimulationOptions(4, jitter=0.2),
+        "half of the ranks 20 % slower": SimulationOptions(4, slow_ranks=(SlowRank(0, 1.2), SlowRank(1, 1.2))),
+        "5 ms from decision to start": SimulationOptions(4, dispatch_latency_s=0.005),
+    }
+    few = tuple(policy for policy in POLICIES if policy.label in (DEFAULT, *FAST))
+    sweeps = {
+        name: report.sweep(name, replace(grids["qwen"], policies=few, options=options, bound=False))
+        for name, options in disturbed.items()
+    }
+    report.add(
+        "## Wrong costs and slow starts", "", "In time, % / mean latency, s.", "", *_short_table(sweeps), ""
+    )
 
 
 def _changes_table(sweeps: Mapping[str, Sweep], arguments: Mapping[str, object]) -> list[str]:
@@ -216,3 +224,10 @@ def _short_table(sweeps: Mapping[str, Sweep]) -> list[str]:
 def _in_time_and_mean(sweep: Sweep, point: Point, policy: str) -> str:
     in_time, mean_s = (sweep.mean(point, policy, metric) for metric in ("slo_attainment", "mean_latency_s"))
     return f"{100 * in_time:.1f} / {mean_s:.1f}"
+
+
+PARTS: Mapping[str, Callable[[Report, Mapping[str, Grid]], None]] = {
+    "patience": _patience,
+    "mechanisms": _mechanisms,
+    "wrong costs": _wrong_costs,
+}

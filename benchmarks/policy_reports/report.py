@@ -24,12 +24,16 @@ class Report:
     source: dict[str, Any]
     num_seeds: int
     num_processes: int
+    only: tuple[str, ...] = ()  # of the parts that can be run alone; all if empty
     lines: list[str] = field(default_factory=list)
     means: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(range(self.num_seeds))
+
+    def wants(self, part: str) -> bool:
+        return not self.only or part in self.only
 
     def sweep(self, name: str, grid: Grid) -> Sweep:
         """Runs it and keeps its means. Raises ``ValueError`` if a policy made a mistake: no result then."""
