@@ -102,7 +102,7 @@ class Targets:
             f"{statistics.geometric_mean(ratios.values()):.2f} times on average; "
             + _count(ratios, later, "{:.2f}".format),
             Verdict.FAILS if later else Verdict.HOLDS,
-            "the price of the deadlines met and of a lower mean, see `patience` below",
+            "the price of the deadlines met and of the lower mean; the argument `patience` sets it",
         )
 
     def _gap(self) -> Claim:
