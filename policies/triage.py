@@ -1,4 +1,4 @@
-"""Who can still be served in time, and at what cost: the deadlines first, nobody for ever last."""
+"""The default: shortest first, but deadlines that can be met and long waits before that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Triage:
 
     1. *Who can be saved.* A request needs the narrowest degree that still meets its deadline. In order of due
        times, while the work due by one exceeds ``share`` of what the ranks can do until then, the kept request
-       with the most work per weight is given up (Moore and Hodgson's rule); it may be kept again at once after.
+       with the most work per weight is given up (Moore and Hodgson's rule), to be considered again next time.
        The share leaves room for those yet to come, which cannot be known. While others wait for ranks nobody is
        kept who needs more than ``1 + max_waste`` times its least rank-seconds: it would delay them all.
     2. *By when.* What is kept is due at its deadline. Everybody else is due ``patience`` times as long after

@@ -1,0 +1,91 @@
+"""Due times: who is kept, what can be lent, and how long first come, first served would let requests wait."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+import pytest
+
+from gfdit.core import ParallelSpec, RequestView, Shape
+from gfdit.policies._dues import ShadowQueue, Slack, set_dues
+from gfdit.policies._prospects import Prospect
+
+
+def prospect(
+    name: str, arrival_s: float, left_s: float, deadline_s: float = math.inf, weight: float = 1.0
+) -> Prospect:
+    """On one rank; on two it takes 0.6 times as long."""
+    request = RequestView(
+        id=name,
+        model="m",
+        shape=Shape(512, 512),
+        cfg=False,
+        steps_done=0,
+        num_steps=1,
+        arrival_s=arrival_s,
+        deadline_s=None if deadline_s == math.inf else deadline_s,
+        priority=0,
+        slo_class="default",
+        candidates=(ParallelSpec(1), ParallelSpec(2)),
+        tasks_left=MappingProxyType({}),
+        last_layout=None,
+        running=False,
+    )
+    return Prospect(
+        request, request.candidates, (left_s, 0.6 * left_s), (left_s, 1.2 * left_s), left_s, weight, deadline_s
+    )
+
+
+def kept(*prospects: Prospect, capacity: float, max_waste: float = math.inf, patience_s: float = 100.0) -> str:
+    set_dues(prospects, patience_s, capacity=capacity, max_waste=max_waste, now_s=0.0)
+    return "".join(each.request.id for each in prospects if each.kept)
+
+
+def test_the_one_with_the_most_work_per_weight_is_given_up() -> None:
+    def trio(weight: float) -> list[Prospect]:
+        return [
+            prospect("a", 0.0, 4.0, 10.0),
+            prospect("b", 0.0, 5.0, 10.0, weight),
+            prospect("c", 0.0, 3.0, 10.0),
+        ]
+
+    assert kept(*trio(1.0), capacity=1.2) == "abc"
+    assert kept(*trio(1.0), capacity=1.0) == "ac"
+    assert kept(*trio(2.0), capacity=1.0) == "bc"
+
+
+def test_what_is_given_up_falls_due_later_and_counts_then() -> None:
+    """Giving up an old one helps nobody: it is due again before the others are."""
+    old, new, last = prospect("o", -95.0, 6.0, 10.0), prospect("n", 0.0, 5.0, 10.0), prospect("l", 0.0, 1.0, 10.5)
+    assert kept(old, new, last, capacity=1.0) == "ol"
+    assert (old.due_s, new.due_s) == (10.0, 100.0)
+
+
+def test_a_wider_degree_is_for_the_missing_time_only_and_has_its_price() -> None:
+    late = prospect("a", 0.0, 10.0, 8.0)  # halfway between 10 s on one rank and 6 s on two
+    assert kept(late, capacity=4.0) == "a" and late.spec.size == 2
+    assert late.work_rank_s == pytest.approx(11.0)
+    assert kept(late, capacity=4.0, max_waste=0.1) == ""
+    assert kept(prospect("a", 0.0, 10.0, 5.9), capacity=4.0) == ""
+
+
+def test_slack_is_lent_once_and_before_every_earlier_due_time() -> None:
+    first, second = prospect("a", 0.0, 4.0, 10.0), prospect("b", 0.0, 4.0, 20.0)
+    assert kept(first, second, capacity=1.0) == "ab"
+    slack = Slack([first, second], num_ranks=1, lending=1.0, now_s=0.0)
+    assert slack.spend(100.0, 10.0)  # nobody is due before
+    slack = Slack([first, second], num_ranks=1, lending=1.0, now_s=0.0)
+    assert slack.spend(5.0, 15.0) and not slack.spend(2.0, 15.0) and slack.spend(1.0, math.inf)
+    assert not Slack([first, second], num_ranks=1, lending=0.5, now_s=0.0).spend(2.0, 15.0)
+
+
+def test_the_shadow_queue_is_a_fluid_until_nobody_is_left() -> None:
+    queue = ShadowQueue()
+    one, two, three = prospect("1", 0.0, 10.0), prospect("2", 0.0, 10.0), prospect("3", 4.0, 6.0)
+    queue.follow({"1": one, "2": two}, num_ranks=2)
+    assert queue.longest_s == 15.0  # ten rank-seconds before it, on two ranks
+    queue.follow({"2": two, "3": three}, num_ranks=2)
+    assert queue.longest_s == 15.0  # (20 - 8) / 2 + 6 is less
+    queue.follow({"4": prospect("4", 50.0, 3.0)}, num_ranks=2)
+    assert queue.longest_s == 3.0
