@@ -7,10 +7,12 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gfdit.comm.layout import SegmentLayout
 
+_OWN_FILES = "/proc/self/fd"
+_DELETED = " (deleted)"  # what the system adds to the name of an open file that has none any more
 DEFAULT_LANES = ("compute", "migration")
 DEFAULT_SLOT_BYTES = 256 * 1024
 
@@ -69,10 +71,25 @@ class HeapDescriptor:
         fields = json.loads(text)
         return cls(**{**fields, "lanes": tuple(fields["lanes"])})
 
+    def held_open(self) -> HeapDescriptor:
+        """The same heap without a name: an open file of this process stands for it, until ``unlink``.
+
+        Ranks may attach at any time, also one that replaces another, and nothing is left whatever is killed. Where
+        the system does not show a process's files the heap keeps its name.
+        """
+        if not os.path.isdir(_OWN_FILES):
+            return self
+        file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        self.unlink()
+        return replace(self, path=f"/proc/{os.getpid()}/fd/{file}")
+
     def unlink(self) -> None:
-        """Remove the name. For the owner, once every rank attached or at the end; harmless twice."""
+        """Remove the name, or close the file. For the owner, once nobody will attach; harmless twice."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+            if not self.path.startswith("/proc/"):
+                os.unlink(self.path)
+            elif _DELETED in os.readlink(self.path):
+                os.close(int(self.path.rpartition("/")[2]))
 
 
 class Lanes:

@@ -38,6 +38,9 @@ from gfdit.runtime.client import RuntimeDownError
 check_symbols()
 logger = init_logger(__name__)
 
+# From the end of a request to its result, which comes by another way.
+_RESULT_TIMEOUT_S = 10.0
+
 
 class ElasticDiffusionEngine(DiffusionEngine):
     """Selected with ``engine_backend="gfdit.omni.engine.ElasticDiffusionEngine"``."""
@@ -76,7 +79,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         super()._init_runtime_state()
         self._submissions: queue.Queue[msg.Submit] = queue.Queue()
         self._results: dict[str, DiffusionOutput] = {}
-        self._completed: set[str] = set()
+        self._completed: dict[str, float] = {}  # when that was said
         self._calls: dict[int, _RpcTask] = {}
         self._pauses: list[_RpcTask] = []
         self._num_alive = 0
@@ -175,6 +178,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self._process_aborts_queue()
             self._process_rpc_queue()
             self._finish_pauses()
+            self._fail_without_result()
         self._fail_pending_rpcs(RuntimeError("DiffusionEngine is shutting down."))
 
     def _send_submissions(self) -> None:
@@ -219,7 +223,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         if not self._is_live(request_id):
             self._results.pop(request_id, None)
         elif message.outcome == "completed":
-            self._completed.add(request_id)
+            self._completed[request_id] = time.monotonic()
             self._deliver_if_complete(request_id)
         else:
             self._finish(request_id, _error_output(message), DiffusionRequestStatus.FINISHED_ERROR)
@@ -227,9 +231,20 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _deliver_if_complete(self, request_id: str) -> None:
         """Result and terminal message come over two sockets, in either order."""
         if request_id in self._completed and request_id in self._results:
-            self._completed.discard(request_id)
+            del self._completed[request_id]
             result = self._results.pop(request_id)
             self._finish(request_id, result, DiffusionRequestStatus.FINISHED_COMPLETED)
+
+    def _fail_without_result(self) -> None:
+        """A worker that was killed may have said that it was done and not have sent the result."""
+        now_s = time.monotonic()
+        for request_id, completed_s in list(self._completed.items()):
+            if now_s - completed_s > _RESULT_TIMEOUT_S:
+                del self._completed[request_id]
+                error = DiffusionOutput(
+                    error="the result was lost with its worker; send it again", error_status_code=503
+                )
+                self._finish(request_id, error, DiffusionRequestStatus.FINISHED_ERROR)
 
     def _finish(self, request_id: str, output: DiffusionOutput, status: DiffusionRequestStatus) -> None:
         with self._cv:
@@ -245,7 +260,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             if not self._is_live(request_id):
                 continue
             self.executor.client.send(msg.Cancel(request_id))
-            self._completed.discard(request_id)
+            self._completed.pop(request_id, None)
             self._results.pop(request_id, None)
             self.scheduler.finish_requests(request_id, DiffusionRequestStatus.FINISHED_ABORTED)
             self._put_output(request_id, self._finalize_finished_request(request_id))

@@ -34,9 +34,7 @@ from gfdit.runtime.executor import Results, TaskError
 
 @dataclass(frozen=True, slots=True)
 class WorkerPayload:
-    """What the engine hands to every worker. The configuration is built once, by the engine: building it
-    picks a port for torch.distributed, and ranks that each did so would not meet.
-    """
+    """What the engine hands to every worker."""
 
     od_config: OmniDiffusionConfig
     num_ranks: int
@@ -52,6 +50,7 @@ class OmniExecutor:
         if current_omni_platform.device_type == "cpu":
             torch.set_num_threads(payload.threads_per_rank)
         load_omni_general_plugins()
+        _be_alone(od_config)
         self.rank = rank
         self.comm = comm
         self.store = ArtifactStore()
@@ -180,6 +179,17 @@ class OmniExecutor:
     def close(self) -> None:
         self.runner.restore_groups()
         self.worker.shutdown()
+
+
+def _be_alone(od_config: OmniDiffusionConfig) -> None:
+    """Give this process a world of torch.distributed to itself, which vLLM-Omni's worker wants and nobody uses.
+
+    Its members would have to start together and end together; ranks are replaced one by one.
+    """
+    od_config.num_gpus = od_config.parallel_config.data_parallel_size = 1
+    torch.distributed.init_process_group(
+        current_omni_platform.dist_backend, store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
 
 
 def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> OmniExecutor:

@@ -57,6 +57,8 @@ class ElasticExecutor(DiffusionExecutor):
         if on_cpu and table:
             logger.warning("the table of collectives %s has no effect on a CPU", table)
         self.heap = create_heap(heap_kind(device_type), self.num_ranks, selector_table=table)
+        if on_cpu:
+            self.heap = self.heap.held_open()
         self.client = ControlClient(
             RuntimeConfig(
                 run_dir=str(run_dir),
@@ -75,6 +77,11 @@ class ElasticExecutor(DiffusionExecutor):
                 heap=self.heap.to_json(),
                 run_ahead=settings.run_ahead,
                 max_artifact_bytes=settings.max_artifact_bytes,
+                max_retries=settings.max_retries,
+                # On GPUs all ranks attach to the heap at once: a new process finds no way in.
+                restart_workers=on_cpu,
+                max_restarts=settings.max_restarts,
+                heartbeat_timeout_s=settings.heartbeat_timeout_s,
                 policy_timeout_s=settings.policy_timeout_s,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,
@@ -85,8 +92,9 @@ class ElasticExecutor(DiffusionExecutor):
         except RuntimeDownError:
             self.shutdown()
             raise
-        # Mappings outlive the name: from here on nothing is left behind, whatever kills the server.
-        self.heap.unlink()
+        if not on_cpu:
+            # Every rank has attached: from here on nothing is left behind, whatever kills the server.
+            self.heap.unlink()
 
     def _threads_per_rank(self) -> int:
         """One rank per core is the aim; ranks that share a core must not also share it with their threads."""

@@ -28,6 +28,10 @@ class Settings:
     only exhaust the memory of a rank, and take every other request with it. ``max_artifact_bytes`` is what the
     artifacts of a rank may take: requests wait until there is room. ``max_requests`` are alive at once at most,
     others are turned away (HTTP 429).
+
+    A worker that ends, or is silent for ``heartbeat_timeout_s``, is replaced, but not after ``max_restarts`` in a
+    row that never became ready. Of each request at most ``max_retries`` steps that were lost with a worker run
+    again; then it fails (HTTP 503).
     """
 
     policy: str = DEFAULT_POLICY
@@ -46,6 +50,9 @@ class Settings:
     run_ahead: int = 1
     max_artifact_bytes: int | None = None
     max_requests: int = 1024
+    max_retries: int = 3
+    max_restarts: int = 3
+    heartbeat_timeout_s: float = 10.0
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
@@ -68,6 +75,13 @@ class Settings:
             raise ValueError(f"gfdit settings: {error}") from error
         if settings.run_ahead not in (0, 1):
             raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
+        for name in ("max_retries", "max_restarts"):
+            if (count := getattr(settings, name)) < 0:
+                raise ValueError(f"gfdit setting {name!r} must not be negative, got {count}")
+        if settings.heartbeat_timeout_s <= 0:
+            raise ValueError(
+                f"gfdit setting 'heartbeat_timeout_s' must be positive, got {settings.heartbeat_timeout_s}"
+            )
         for name in ("ranks", "max_artifact_bytes", "max_requests"):
             if (value := getattr(settings, name)) is not None and value < 1:
                 raise ValueError(f"gfdit setting {name!r} must be at least 1, got {value}")

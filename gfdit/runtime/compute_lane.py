@@ -68,7 +68,7 @@ class ComputeLane:
         self.reports = Reports(events, open_socket(context, zmq.PUSH, config.address("results")))
         self.made_by = migration.made_by
         self._migration = migration
-        self._commands = open_socket(context, zmq.PULL, config.address(f"compute{rank}"))
+        self._commands = open_socket(context, zmq.PULL, config.rank_address("compute", rank))
         self._decode = msg.decoder(msg.ComputeMessage)
         self._claims = Claims(config.claims_dir)
         self._monitor = make_monitor(executor.device)

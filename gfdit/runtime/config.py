@@ -18,6 +18,8 @@ def make_run_dir(prefix: str = "gfdit-") -> Path:
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """``run_dir`` holds the sockets. ``worker`` is ``module:function``, called in each worker process as
     ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``.
+    A worker that ends, or is silent for ``heartbeat_timeout_s``, is replaced if ``restart_workers``, but not after
+    ``max_restarts`` in a row that never became ready. ``incarnation`` counts the processes of a worker's rank.
     """
 
     run_dir: str
@@ -36,6 +38,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     heap: str = ""
     run_ahead: int = 1
     max_artifact_bytes: int | None = None
+    max_retries: int = 3
+    restart_workers: bool = True
+    max_restarts: int = 3
+    heartbeat_timeout_s: float = 10.0
+    incarnation: int = 0
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
@@ -46,5 +53,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return str(Path(self.run_dir) / "claims")
 
     def address(self, name: str) -> str:
-        """ZeroMQ address of a socket: ``engine``, ``results``, ``events``, ``compute0``, ``migration0``, ..."""
+        """ZeroMQ address of a socket: ``engine``, ``results``, ``events``, ..."""
         return f"ipc://{Path(self.run_dir) / name}"
+
+    def rank_address(self, queue: str, rank: int) -> str:
+        """Of the queue to a rank's process; one that replaces it has another."""
+        return self.address(f"{queue}{rank}.{self.incarnation}")

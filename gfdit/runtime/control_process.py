@@ -32,6 +32,7 @@ from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy
+from gfdit.runtime.rank_queues import RankQueues
 from gfdit.runtime.sockets import open_socket, push, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
 from gfdit.runtime.usage import UsageReports
@@ -51,6 +52,7 @@ class ControlProcess:
             [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
             NominalCostModel() if costs is None else TableCostModel(costs),
             run_ahead=config.run_ahead,
+            max_retries=config.max_retries,
             max_artifact_bytes=config.max_artifact_bytes,
         )
         self._usage = UsageReports(self.plane, config.num_ranks)
@@ -59,8 +61,7 @@ class ControlProcess:
         self._context = zmq.Context()
         self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
         self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
-        self._compute = self._rank_queues("compute")
-        self._migration = self._rank_queues("migration")
+        self._queues = RankQueues(self._context, config)
         self._decode_engine = msg.decoder(msg.EngineMessage)
         self._decode_worker = msg.decoder(msg.WorkerMessage)
         self._supervisor = Supervisor(config)
@@ -75,6 +76,7 @@ class ControlProcess:
         self._calls = PendingCalls()
         self._wake_at_s: float | None = None
         self._stopping = False
+        self._worker_ended = False
         self._failed = False
         self._emitters: dict[type, Callable[[Any], None]] = {
             cmd.RunTask: self._emit_run,
@@ -93,18 +95,15 @@ class ControlProcess:
             cmd.WakeAt: self._set_wake,
         }
 
-    def _rank_queues(self, lane: str) -> list[zmq.Socket]:
-        addresses = [self.config.address(f"{lane}{rank}") for rank in range(self.config.num_ranks)]
-        return [open_socket(self._context, zmq.PUSH, address, bind=True) for address in addresses]
-
     # Life
 
     def run(self) -> None:
         """Start the workers, then serve until the engine says stop or goes away."""
         try:
-            self._supervisor.start()
-            for source in (self._engine, self._events, sys.stdin.fileno(), *self._supervisor.sentinels):
+            for source in (self._engine, self._events, sys.stdin.fileno()):
                 self._poller.register(source, zmq.POLLIN)
+            for rank in range(self.config.num_ranks):
+                self._start_worker(rank)
             self._await_workers()
             self._tell(msg.Ready())
             self._serve()
@@ -131,16 +130,25 @@ class ControlProcess:
             for message in received(self._events, self._decode_worker):
                 if isinstance(message, msg.WorkerFailed):
                     raise WorkerDiedError(f"worker {message.rank} failed to start: {message.error}")
-                waiting.discard(message.rank)
+                if isinstance(message, msg.WorkerReady):
+                    self._supervisor.hear(message.rank, message.incarnation, ready=True)
+                    self._queues.await_connected(message.rank)
+                    waiting.discard(message.rank)
+            if ended := self._supervisor.ended():
+                raise WorkerDiedError("; ".join(f"rank {rank}: {how}" for rank, how in ended.items()))
             self._take_engine_messages()
 
     def _serve(self) -> None:
         while not self._stopping:
             looks_ahead = self.plane.wants_to_look_ahead
             self._wait(0.0 if looks_ahead else self._seconds_to_wake())
+            ended = self._supervisor.ended() if self._worker_ended else {}
             messages = received(self._events, self._decode_worker)
             for message in messages:
                 self._on_worker(message)
+            # After what they had still to say.
+            for rank, how in (ended | self._supervisor.silent()).items():
+                self._lose_worker(rank, how)
             self._take_engine_messages()
             if looks_ahead and not messages:
                 self._feed(ev.LookAhead())
@@ -153,9 +161,7 @@ class ControlProcess:
                 self._tell(report)
 
     def _shut_down(self) -> None:
-        for sockets in (self._compute, self._migration):
-            for socket in sockets:
-                push(socket, msg.Stop())
+        self._queues.stop()
         # After a failure its peers may sit in a collective until their time-out.
         self._supervisor.stop(grace_s=1.0 if self._failed else 10.0)
         if self.timeline is not None:
@@ -172,13 +178,47 @@ class ControlProcess:
         """Sleep until a socket, a worker's end, the engine's end or the timeout."""
         # Rounded up: waking a moment early would only mean another round.
         ready = dict(self._poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
-        if sys.stdin.fileno() in ready:
-            self._stopping = True
-        elif not ready.keys().isdisjoint(self._supervisor.sentinels):
-            self._supervisor.raise_for_dead()
+        self._stopping |= sys.stdin.fileno() in ready
+        self._worker_ended = not ready.keys().isdisjoint(self._supervisor.sentinels)
 
-    def _seconds_to_wake(self) -> float | None:
-        return None if self._wake_at_s is None else self._wake_at_s - time.monotonic()
+    def _seconds_to_wake(self) -> float:
+        """Until the policy wants to be asked, and not longer than a worker may be silent unnoticed."""
+        until_check_s = self.config.heartbeat_timeout_s / 10
+        return until_check_s if self._wake_at_s is None else min(self._wake_at_s - time.monotonic(), until_check_s)
+
+    # Workers that come and go
+
+    def _start_worker(self, rank: int) -> None:
+        self._supervisor.start(rank)
+        self._poller.register(self._supervisor.workers[rank].process.sentinel, zmq.POLLIN)
+
+    def _lose_worker(self, rank: int, how: str) -> None:
+        """Go on without a rank, and have it replaced. Raises :class:`WorkerDiedError` if none is left."""
+        if rank not in self._supervisor.workers:
+            return
+        logger.error("rank %d is lost: %s", rank, how)
+        self._poller.unregister(self._supervisor.workers[rank].process.sentinel)
+        self._supervisor.remove(rank)
+        self._queues.renew(rank, self._supervisor.config_of(rank))
+        for peer in self._supervisor.workers:
+            self._queues.send("watch", peer, msg.PeerLost(rank))
+        for call in self._calls.lose(rank):
+            self._tell(call)
+        for dispatch_id in list(self._to_come):
+            self._passed(dispatch_id, rank)
+        self._feed(ev.RankLost(rank, how))
+        if self._supervisor.may_restart(rank):
+            self._start_worker(rank)
+        elif self._supervisor.workers:
+            logger.error("rank %d is not started again; the others go on", rank)
+        else:
+            raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
+
+    def _on_ready(self, rank: int, incarnation: int) -> None:
+        if self._supervisor.hear(rank, incarnation, ready=True):
+            self._queues.await_connected(rank)
+            logger.info("rank %d is back", rank)
+            self._feed(ev.RankJoined(rank))
 
     # Input
 
@@ -192,7 +232,10 @@ class ControlProcess:
                 case msg.CallWorkers(call_id, ranks, method, payload):
                     self._calls.add(call_id, ranks)
                     for rank in ranks:
-                        push(self._compute[rank], msg.Call(call_id, method, payload))
+                        self._queues.send("compute", rank, msg.Call(call_id, method, payload))
+                    for rank in self.plane.state.ranks.lost.keys() & set(ranks):
+                        if done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
+                            self._tell(done)
 
     def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
         self._payloads[request.id] = payload
@@ -225,13 +268,18 @@ class ControlProcess:
             case msg.CallReply(call_id, rank, ok, value):
                 if done := self._calls.reply(call_id, rank, ok, value):
                     self._tell(done)
-            case msg.WorkerFailed(rank, error):
-                raise WorkerDiedError(f"worker {rank} failed: {error}")
+            case msg.Heartbeat(rank, incarnation):
+                self._supervisor.hear(rank, incarnation)
+            case msg.WorkerReady(rank, incarnation):
+                self._on_ready(rank, incarnation)
+            case msg.WorkerFailed(rank, incarnation, error):
+                if self._supervisor.hear(rank, incarnation):
+                    self._lose_worker(rank, error)
 
     def _record_run(self, done: msg.RunDone) -> None:
-        if self.timeline is None:
-            return
-        emitted = self._running[done.dispatch_id]
+        emitted = self._running.get(done.dispatch_id)
+        if self.timeline is None or emitted is None:
+            return  # the last word of a rank that was lost
         run = emitted.command
         for task in run.tasks:
             self.timeline.record(
@@ -249,9 +297,9 @@ class ControlProcess:
             )
 
     def _record_move(self, done: msg.MoveDone) -> None:
-        if self.timeline is None or done.error:
+        move = self._moving.get(done.migration_id)
+        if self.timeline is None or move is None or done.error:
             return
-        move = self._moving[done.migration_id]
         self.timeline.record_migration(
             rank=done.rank,
             artifact=move.artifact,
@@ -288,7 +336,7 @@ class ControlProcess:
         payloads = {request_id: self._payloads[request_id] for request_id in roots}
         data = msg.encode(msg.Run(command, payloads))
         for rank in command.layout.ranks:
-            push(self._compute[rank], data)
+            self._queues.send("compute", rank, data)
 
     def _emit_withdraw(self, command: cmd.WithdrawTask) -> None:
         if self._claims.withdraw(command.dispatch_id):
@@ -306,18 +354,17 @@ class ControlProcess:
         self._moving[command.migration_id] = command
         data = msg.encode(msg.Move(command))
         for rank in command.ranks:
-            push(self._migration[rank], data)
+            self._queues.send("migration", rank, data)
 
     def _emit_free(self, command: cmd.FreeArtifacts) -> None:
         data = msg.encode(msg.Free(command))
         for rank in command.ranks:
-            push(self._migration[rank], data)
+            self._queues.send("migration", rank, data)
 
     def _emit_reset(self, command: cmd.ResetEdges) -> None:
         data = msg.encode(msg.Reset(command))
-        queues = self._compute if command.lane == "compute" else self._migration
         for rank in command.ranks:
-            push(queues[rank], data)
+            self._queues.send(command.lane, rank, data)
 
     def _end(self, message: msg.Ended) -> None:
         self._payloads.pop(message.request_id, None)

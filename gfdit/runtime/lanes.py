@@ -45,9 +45,10 @@ class MigrationLane(threading.Thread):
         super().__init__(name="gfdit-migration", daemon=True)
         self.rank = rank
         self.timeout_s = config.comm_timeout_s
+        self._incarnation = config.incarnation
         self._executor = executor
         self._comm = comm
-        self._commands = open_socket(context, zmq.PULL, config.address(f"migration{rank}"))
+        self._commands = open_socket(context, zmq.PULL, config.rank_address("migration", rank))
         self._events = open_socket(context, zmq.PUSH, config.address("events"))
         self._decode = msg.decoder(msg.MigrationMessage)
         self._changed = threading.Condition()
@@ -87,7 +88,7 @@ class MigrationLane(threading.Thread):
                         return
         except Exception as error:
             logger.exception("rank %d: the migration lane is broken", self.rank)
-            push(self._events, msg.WorkerFailed(self.rank, f"migration lane: {error}"))
+            push(self._events, msg.WorkerFailed(self.rank, self._incarnation, f"migration lane: {error}"))
 
     def _move(self, command: Migrate) -> None:
         executor = self._executor

@@ -123,6 +123,12 @@ class Stop(Message, frozen=True):
     """End once the commands before this one are done."""
 
 
+class PeerLost(Message, frozen=True):
+    """Leave every collective with ``rank``. The only message that does not wait its turn in a lane."""
+
+    rank: int
+
+
 ComputeMessage = Run | Reset | Call | Stop
 MigrationMessage = Move | Free | Reset | Stop
 
@@ -131,7 +137,15 @@ MigrationMessage = Move | Free | Reset | Stop
 
 
 class WorkerReady(Message, frozen=True):
+    """The model is loaded. ``incarnation`` as in :class:`~gfdit.runtime.config.RuntimeConfig`."""
+
     rank: int
+    incarnation: int
+
+
+class Heartbeat(Message, frozen=True):
+    rank: int
+    incarnation: int
 
 
 class RunStarted(Message, frozen=True):
@@ -207,11 +221,13 @@ class WorkerFailed(Message, frozen=True):
     """The worker cannot go on (start-up failure or a broken lane)."""
 
     rank: int
+    incarnation: int
     error: str
 
 
 WorkerMessage = (
     WorkerReady
+    | Heartbeat
     | RunStarted
     | RunDispatched
     | RunSkipped

@@ -1,4 +1,4 @@
-"""A worker process: one thread per lane, each reading its own first-in-first-out queue of commands."""
+"""A worker process: one thread per lane, each reading its own first-in-first-out queue, and a watch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
         _serve(rank, config, context, events)
     except Exception as error:
         logger.exception("worker %d stops", rank)
-        push(events, msg.WorkerFailed(rank, f"{type(error).__name__}: {error}"))
+        push(events, msg.WorkerFailed(rank, config.incarnation, f"{type(error).__name__}: {error}"))
     finally:
         context.destroy(linger=1000)
 
@@ -41,6 +41,7 @@ def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.S
     from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
     from gfdit.runtime.compute_lane import ComputeLane
     from gfdit.runtime.lanes import MigrationLane
+    from gfdit.runtime.watch import Watch
 
     heap = attach_heap(HeapDescriptor.from_json(config.heap), rank)
     comm = GroupFreeComm(heap, timeout_s=config.comm_timeout_s)
@@ -50,9 +51,14 @@ def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.S
     with contextlib.closing(executor):
         migration = MigrationLane(rank, config, context, executor, comm.lane("migration"))
         compute = ComputeLane(rank, config, context, events, executor, comm, migration)
+        watch = Watch(rank, config, context, comm.open_lanes())
         migration.start()
-        push(events, msg.WorkerReady(rank))
-        compute.run()
+        push(events, msg.WorkerReady(rank, config.incarnation))
+        watch.start()
+        try:
+            compute.run()
+        finally:
+            watch.stop()
         migration.join(timeout=5.0)
 
 

@@ -60,6 +60,7 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
                 "record": str(recording_path),
                 "threads_per_rank": 1,
                 "comm_timeout_s": 20,
+                "heartbeat_timeout_s": 5,
             }
         },
     )

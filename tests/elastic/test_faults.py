@@ -1,0 +1,45 @@
+"""A rank of the real engine that is killed, or stops, in the middle of serving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.support.images import Engine, ImageRequest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_images_are_those_of_an_undisturbed_server(engine: Engine, number: signal.Signals) -> None:
+    scripts = ("sp4@0,1,2,3", "sp1@2", "sp2@2,3 sp2@0,1", "sp1@1")
+    requests = [ImageRequest(256, 256, steps=12, seed=7 + k).under(script) for k, script in enumerate(scripts)]
+    expected = engine.images(requests)
+    pids = [described["pid"] for described in engine.call("gfdit_describe")]
+    striker = threading.Timer(1.0, os.kill, (pids[2], number))
+    striker.start()
+    images = engine.images(requests)
+    striker.join()
+    assert [image.tobytes() for image in images] == [image.tobytes() for image in expected]
+    again = pids_when_back(engine, pids)
+    assert again[2] != pids[2] and [again[rank] for rank in (0, 1, 3)] == [pids[rank] for rank in (0, 1, 3)]
+    assert not psutil.pid_exists(pids[2])
+    wide = ImageRequest(256, 256, steps=12, seed=7).under("sp4@3,2,1,0")
+    assert engine.image(wide).tobytes() == expected[0].tobytes(), "the rank serves again"
+    assert engine.drained()
+
+
+def pids_when_back(engine: Engine, before: list[int]) -> list[int]:
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        try:
+            return [described["pid"] for described in engine.call("gfdit_describe")]
+        except Exception as error:
+            assert "lost" in str(error)
+            time.sleep(0.5)
+    raise AssertionError("the rank did not come back")
