@@ -11,7 +11,7 @@ from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.sockets import open_socket, push
 
 Queue = Literal["compute", "migration", "watch"]
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_MS = 5000
 QUEUES: tuple[Queue, ...] = ("compute", "migration", "watch")
 
 
@@ -38,7 +38,7 @@ class RankQueues:
         It is a matter of moments; raises ``TimeoutError`` if it is not.
         """
         for queue in QUEUES:
-            if not self._sockets[queue, rank].poll(_CONNECT_TIMEOUT_S * 1000, zmq.POLLOUT):
+            if not self._sockets[queue, rank].poll(_CONNECT_TIMEOUT_MS, zmq.POLLOUT):
                 raise TimeoutError(f"the {queue} queue of rank {rank} is not connected")
 
     def send(self, queue: Queue, rank: int, message: msg.Message | bytes) -> None:

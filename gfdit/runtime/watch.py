@@ -42,7 +42,7 @@ class Watch(threading.Thread):
         poller.register(parent.sentinel, zmq.POLLIN)
         while not self._stopping.is_set():
             push(self._events, self._beat)
-            ready = dict(poller.poll(self._interval_s * 1000))
+            ready = dict(poller.poll(round(self._interval_s * 1000)))
             if parent.sentinel in ready:
                 self._end_orphan()
             for message in received(self._commands, self._decode):
