@@ -74,7 +74,8 @@ class ChainExecutor:
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Any:
         (task,) = tasks
         if task.inputs:
-            value, task_s = map(float, sum(self.artifacts[name] for name in task.inputs) / len(task.inputs))
+            inputs = torch.stack([self.artifacts[name] for name in task.inputs])
+            value, task_s = (inputs.sum(0) / len(inputs)).tolist()
         else:
             value, task_s = map(float, payloads[task.request_id].decode().split())
         if len(layout.ranks) > 1:
@@ -294,7 +295,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"`{report['command']}`, {report['date']}, commit {report['commit']}, {report['machine']}.",
         "",
-        f"{NUM_RANKS} rank processes without a model, {IN_FLIGHT} requests at once on random layouts; a rank that is",
+        f"{NUM_RANKS} rank processes without a model, {IN_FLIGHT} requests at once, random layouts; a rank that is",
         f"silent for {HEARTBEAT_TIMEOUT_S:g} s hangs. Target: the next completion {TARGET_S:g} s after detection.",
         "",
         "| | |",
