@@ -295,7 +295,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"`{report['command']}`, {report['date']}, commit {report['commit']}, {report['machine']}.",
         "",
-        f"{NUM_RANKS} rank processes without a model, {IN_FLIGHT} requests at once, random layouts; a rank that is",
+        f"{NUM_RANKS} processes without a model, {IN_FLIGHT} requests at once, random layouts; a rank that is",
         f"silent for {HEARTBEAT_TIMEOUT_S:g} s hangs. Target: the next completion {TARGET_S:g} s after detection.",
         "",
         "| | |",
