@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -26,6 +27,10 @@ CPU = torch.device("cpu")
 NUM_RANKS = 4
 METADATA = b"solver, generator and step" * 5
 WALKS = st.lists(layouts(NUM_RANKS), min_size=2, max_size=4)
+
+
+RING = [ExecutionLayout((0, 1, 2), ParallelSpec(3)), ExecutionLayout((2, 0, 1), ParallelSpec(3))]
+TOKENS = ArtifactView((FieldView("tokens", "int64", 8, (3000,), sp_dim=0, on_host=True),))
 
 
 def whole(field: FieldView, index: int) -> torch.Tensor:
@@ -116,8 +121,22 @@ def test_there_and_back_again_every_bit_is_the_same(view: ArtifactView, walk: li
         held |= dict.fromkeys(target.ranks, target)
 
 
-RING = [ExecutionLayout((0, 1, 2), ParallelSpec(3)), ExecutionLayout((2, 0, 1), ParallelSpec(3))]
-TOKENS = ArtifactView((FieldView("tokens", "int64", 8, (3000,), sp_dim=0, on_host=True),))
+def meet_late(comm: GroupFreeComm, others_are_done: threading.Event) -> None:
+    """Rank 1 comes to its migration with rank 0 only when that of ranks 2 and 3 is done."""
+    pairs = [(0, 1), (2, 3)]
+    lane = comm.lane("migration")
+    source, target = next(pair for pair in pairs if comm.rank in pair)
+    (command,) = commands(TOKENS, [ExecutionLayout((source,)), ExecutionLayout((target,))])
+    parts = parts_under(TOKENS, ExecutionLayout((source,)), source)
+    if comm.rank == 1:
+        assert others_are_done.wait(10)
+    migrate(lane, command, lambda: parts, CPU)
+    if comm.rank == 3:
+        others_are_done.set()
+
+
+def test_migrations_of_different_ranks_run_at_the_same_time() -> None:
+    spawn(meet_late, 4, heap="local", args=(threading.Event(),), slot_bytes=64, comm_timeout_s=20)
 
 
 def run_in_own_order(comm: GroupFreeComm, stubborn: int) -> None:

@@ -22,7 +22,7 @@ from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
-SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3))
+SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3), ParallelSpec(1, 2))
 
 
 class Runtime:
@@ -112,6 +112,23 @@ def test_requests_run_on_layouts_that_change(runtime: Runtime) -> None:
     ended = runtime.until_ended(*scripts)
     assert {message.outcome for message in ended.values()} == {"completed"}
     assert runtime.results.keys() == scripts.keys()
+    assert_nothing_held(runtime)
+
+
+def test_split_latents_are_brought_to_every_layout(runtime: Runtime) -> None:
+    """Each task checks that it has its part, of the right step."""
+    scripts = {
+        "grows": "prepare@0 sp1@0 sp2@0,1 sp3@0,1,2 decode@2",
+        "shrinks": "prepare@2 sp3@2,0,1 sp2@1,2 sp1@0 decode@0",
+        "turns": "prepare@1 sp3@0,1,2 sp3@1,2,0 sp3@2,0,1 sp3@1,0,2 decode@1",
+        "branches": "prepare@1 cfg2@0,1 sp2@1,0 cfg2@2,0 sp3@0,1,2 decode@0",
+    }
+    for name, script in scripts.items():
+        runtime.submit(name, script)
+    ended = runtime.until_ended(*scripts)
+    assert {name: (end.outcome, end.error) for name, end in ended.items()} == dict.fromkeys(
+        scripts, ("completed", "")
+    )
     assert_nothing_held(runtime)
 
 

@@ -1,0 +1,37 @@
+"""Memory of artifacts on real workers: shown, bounded, and given back."""
+
+from __future__ import annotations
+
+from gfdit.runtime import messages as msg
+from tests.runtime.test_runtime import Runtime, assert_nothing_held
+from tests.support.fake_executor import SHAPE
+
+LATENTS_BYTES = SHAPE[0] * SHAPE[1] * SHAPE[2] * 8 + 8
+LIMIT_BYTES = 3 * LATENTS_BYTES  # room for one request and its next step, not for two
+
+
+def test_requests_wait_for_room_and_ranks_hold_no_more_than_they_may() -> None:
+    runtime = Runtime(policy="fcfs", max_artifact_bytes=LIMIT_BYTES)
+    runtime.wait_ready()
+    names = [f"r{number}" for number in range(6)]
+    for name in names:
+        runtime.submit(name, "", payload="0.02", num_steps=6)
+    started: list[str] = []
+    ended: list[str] = []
+    shown: list[list[int]] = []
+    while len(ended) < len(names) or any(shown[-1]):
+        for message in runtime.client.receive(5):
+            match message:
+                case msg.Started(request_id):
+                    started.append(request_id)
+                    assert len(started) - len(ended) == 1, "a second one has no room"
+                case msg.Ended(request_id, outcome):
+                    ended.append(request_id)
+                    assert outcome == "completed"
+                case msg.ArtifactBytes(by_rank):
+                    shown.append(by_rank)
+    assert started == ended == names
+    most = max(max(by_rank) for by_rank in shown)
+    assert LATENTS_BYTES <= most <= LIMIT_BYTES
+    assert_nothing_held(runtime)
+    runtime.close()
