@@ -28,6 +28,10 @@ from gfdit.comm.layout import ABORT_WORD, CREDIT_WORD, MAX_CHUNKS, SIGNAL_WORD, 
 
 # Long enough to catch a peer that is already on its way, short enough to cost nothing; yields every turn.
 _SPIN_S = 60e-6
+# A core given away for longer than this is shared, and comes back sooner to who sleeps and is woken: for a while
+# waits do not yield.
+_LONG_YIELD_S = 500e-6
+_CROWDED_S = 0.2
 # Bounds what an abort that races with falling asleep can cost.
 _SLEEP_SLICE_S = 0.02
 # A host copies a slot in one piece: of a slot's tokens it uses the first.
@@ -88,6 +92,7 @@ class HostTransport:
         self._slot_bytes = layout.slot_bytes
         self._busy = threading.Lock()
         self._in_use: Sequence[Port] = ()
+        self._crowded_until = 0.0
         self._ports = {
             peer: _make_port(layout, lane_index, address, rank, peer)
             for peer in range(layout.world_size)
@@ -225,7 +230,8 @@ class HostTransport:
 
     def _wait_slowly(self, call: Call, word: int, expected: int, edge: tuple[int, int], detail: str) -> int:
         now = time.monotonic()
-        spin_until, deadline, attempt = now + _SPIN_S, now + self._timeout_s, 0
+        spin_until = now + _SPIN_S if now >= self._crowded_until else now
+        deadline, attempt = now + self._timeout_s, 0
         while is_behind(observed := self._words[word], expected):
             # Of all edges in use: a peer that was aborted, too, may have left without serving this one.
             self._refuse_if_aborted(self._in_use, call, expected, observed)
@@ -237,6 +243,8 @@ class HostTransport:
                 )
             if now < spin_until:
                 _yield_core()
+                if (back := time.monotonic()) - now > _LONG_YIELD_S:
+                    self._crowded_until, spin_until = back + _CROWDED_S, back
             else:
                 address = self._address + WORD_BYTES * word
                 self._waiter.wait(address, observed, min(deadline - now, _SLEEP_SLICE_S), attempt)

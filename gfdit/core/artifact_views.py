@@ -116,6 +116,17 @@ def contains(outer: Box, inner: Box) -> bool:
     return all(o[0] <= i[0] and i[1] <= o[1] for o, i in zip(outer, inner, strict=True))
 
 
+def inside(outer: Box, inner: Box) -> tuple[slice, ...]:
+    """Where ``inner`` is in a tensor that holds ``outer``."""
+    return tuple([slice(i[0] - o[0], i[1] - o[0]) for o, i in zip(outer, inner, strict=True)])
+
+
+def intersection(one: Box, other: Box) -> Box | None:
+    """None if they have no element in common."""
+    box = tuple([(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True)])
+    return box if all([begin < end for begin, end in box]) else None
+
+
 def cells(boxes: Iterable[Box]) -> list[Box]:
     """The non-empty parts into which the borders of ``boxes`` cut their hull: each is in a box, or outside it."""
     borders = [sorted({border for part in ranges for border in part}) for ranges in zip(*boxes, strict=True)]

@@ -15,6 +15,9 @@ from gfdit.core.layouts import ExecutionLayout
 
 Ranks = tuple[int, ...]
 
+# Replicated fields up to here go with what is sent anyway: a message costs more than they do.
+RIDING_BYTES = 32 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -78,8 +81,11 @@ def plan_transfers(
             needs.setdefault(key, []).extend([Piece(index, box) for box in _merged(boxes)])
     sharing = _Sharing(view, target.ranks, idle)
     sizes = {key: sharing.num_bytes(pieces) for key, pieces in needs.items()}
-    for key in sorted(needs, key=lambda key: (-sizes[key], key)):
-        sharing.add(*key, needs[key], sizes[key], metadata=key == all_of_it)
+    for key in sorted(needs, key=lambda key: (key == all_of_it, -sizes[key], key)):
+        owners, receivers = key
+        if key == all_of_it and sizes[key] <= RIDING_BYTES:
+            receivers = sharing.add_to_others(owners, receivers, needs[key], sizes[key])
+        sharing.add(owners, receivers, needs[key], sizes[key], metadata=key == all_of_it)
     transfers = _in_rounds(sharing.transfers())
     sources = {transfer.source for transfer in transfers}
     others = {rank for transfer in transfers for rank in transfer.destinations}
@@ -101,6 +107,15 @@ class _Sharing:
     def num_bytes(self, pieces: Sequence[Piece]) -> int:
         return sum([self._view.fields[piece.index].num_bytes(piece.box) for piece in pieces])
 
+    def add_to_others(self, owners: Ranks, receivers: Ranks, pieces: list[Piece], num_bytes: int) -> Ranks:
+        """Let ``pieces`` and metadata ride with what goes to ``receivers`` anyway; returns those left without."""
+        left = set(receivers)
+        for source, rest in sorted(self._pieces, key=lambda way: (-len(way[1]), way)):
+            if source in owners and left.issuperset(rest):
+                left.difference_update(rest)
+                self._put((source, rest), pieces, num_bytes, metadata=True)
+        return tuple([rank for rank in receivers if rank in left])
+
     def add(self, owners: Ranks, receivers: Ranks, pieces: list[Piece], num_bytes: int, *, metadata: bool) -> None:
         preferred = [rank for rank in owners if rank in self._inside]
         preferred = preferred or [rank for rank in owners if rank in self._idle] or list(owners)
@@ -109,11 +124,14 @@ class _Sharing:
         preferred.sort(key=lambda rank: (self._load_bytes.get(rank, 0), rank))
         num_sources = min(len(preferred), len(receivers))
         for number, source in enumerate(preferred[:num_sources]):
-            way = (source, receivers[number::num_sources])
-            self._pieces.setdefault(way, []).extend(pieces)
-            self._load_bytes[source] = self._load_bytes.get(source, 0) + num_bytes * len(way[1])
-            if metadata:
-                self._metadata.add(way)
+            self._put((source, receivers[number::num_sources]), pieces, num_bytes, metadata=metadata)
+
+    def _put(self, way: tuple[int, Ranks], pieces: list[Piece], num_bytes: int, *, metadata: bool) -> None:
+        source, receivers = way
+        self._pieces.setdefault(way, []).extend(pieces)
+        self._load_bytes[source] = self._load_bytes.get(source, 0) + num_bytes * len(receivers)
+        if metadata:
+            self._metadata.add(way)
 
     def transfers(self) -> list[Transfer]:
         made = []

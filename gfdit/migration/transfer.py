@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 
 from gfdit.comm import Group, GroupFreeComm
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView
+from gfdit.core.artifact_views import ArtifactView, Box, FieldView, inside, intersection
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.transfers import Piece, Transfer
 from gfdit.migration.parts import ArtifactParts
 
 # Pieces up to here travel together: a copy costs less than a message.
-SMALL_BYTES = 32 * 1024
+SMALL_BYTES = 128 * 1024
 # 1 if the sender failed, 2 if it lacks the artifact, and the bytes of its metadata or of the text that says why.
 _STATUS = struct.Struct("<qq")
 # Room at the start of a first message; longer metadata goes on in a second one, longer texts are cut.
@@ -164,7 +164,7 @@ class _Sender:
         if self.own is None or self.layout is None:
             return torch.zeros(_extents(piece.box), dtype=_dtype(spec), device=self.comm.device)
         held = spec.box(self.layout, self.comm.rank)
-        return self.own.tensors[spec.name][_inside(held, piece.box)].to(self.comm.device).contiguous()
+        return self.own.tensors[spec.name][inside(held, piece.box)].to(self.comm.device).contiguous()
 
     def _broadcast(self, tensor: torch.Tensor, group: Group) -> None:
         self.comm.broadcast(tensor, self.comm.rank, group)
@@ -204,8 +204,8 @@ class _Receiver:
                     continue
             place = torch.device("cpu") if spec.on_host else device
             tensor = torch.empty(_extents(needed), dtype=_dtype(spec), device=place)
-            if own is not None and layout is not None and (common := _intersection(held, needed)) is not None:
-                tensor[_inside(needed, common)] = own.tensors[spec.name][_inside(held, common)]
+            if own is not None and layout is not None and (common := intersection(held, needed)) is not None:
+                tensor[inside(needed, common)] = own.tensors[spec.name][inside(held, common)]
             parts.tensors[spec.name] = tensor
         return cls(comm, view, target, parts)
 
@@ -254,7 +254,7 @@ class _Receiver:
     def _region(self, piece: Piece) -> torch.Tensor:
         spec = self.view.fields[piece.index]
         needed = spec.box(self.target, self.comm.rank)
-        return self.parts.tensors[spec.name][_inside(needed, piece.box)]
+        return self.parts.tensors[spec.name][inside(needed, piece.box)]
 
 
 def _put(tensor: torch.Tensor, offset: int, data: bytes) -> None:
@@ -272,14 +272,3 @@ def _dtype(spec: FieldView) -> torch.dtype:
 
 def _extents(box: Box) -> tuple[int, ...]:
     return tuple([end - begin for begin, end in box])
-
-
-def _inside(outer: Box, inner: Box) -> tuple[slice, ...]:
-    """Where ``inner`` is in a tensor that holds ``outer``."""
-    return tuple([slice(i[0] - o[0], i[1] - o[0]) for o, i in zip(outer, inner, strict=True)])
-
-
-def _intersection(one: Box, other: Box) -> Box | None:
-    """None if they have no element in common."""
-    box = tuple([(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True)])
-    return box if all(begin < end for begin, end in box) else None

@@ -14,6 +14,7 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.host_memory import keep_freed_memory
 from gfdit.runtime.sockets import open_socket, push
 
 logger = logging.getLogger("gfdit.worker")
@@ -48,6 +49,8 @@ def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, events: zmq.S
     comm.warm_up()
     make_executor = _resolve(config.worker)
     executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
+    if executor.device.type == "cpu":
+        keep_freed_memory()
     with contextlib.closing(executor):
         migration = MigrationLane(rank, config, context, executor, comm.lane("migration"))
         compute = ComputeLane(rank, config, context, events, executor, comm, migration)

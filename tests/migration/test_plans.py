@@ -67,14 +67,15 @@ def check_plan(view: ArtifactView, held: Held, target: ExecutionLayout, idle: se
 
 
 @settings(max_examples=150, deadline=None)
-@given(view=views(), walk=WALKS, idle=IDLE)
+@given(view=views(), walk=WALKS, idle=IDLE, riding_bytes=st.sampled_from([0, 100]))
 def test_every_byte_that_is_needed_and_lacking_moves_once(
-    view: ArtifactView, walk: list[ExecutionLayout], idle: set[int]
+    view: ArtifactView, walk: list[ExecutionLayout], idle: set[int], riding_bytes: int
 ) -> None:
     """From layout to layout; ranks that a layout leaves keep what they have, as they do until it is freed."""
     held = held_under(walk[0])
     for target in walk[1:]:
-        check_plan(view, held, target, idle)
+        with patch.object(transfers, "RIDING_BYTES", riding_bytes):
+            check_plan(view, held, target, idle)
         held |= held_under(target)
 
 
@@ -114,6 +115,16 @@ def test_sources_are_those_that_wait_anyway_then_idle_ones() -> None:
     assert {t.source for t in plan_transfers(COPIED, held, on(2, 3, 4), idle={1}).transfers} == {2}
     assert {t.source for t in plan_transfers(COPIED, held, on(3, 4), idle={1}).transfers} == {1}
     assert {t.source for t in plan_transfers(COPIED, held, on(3, 4)).transfers} == {0, 1}
+
+
+def test_what_is_small_rides_along() -> None:
+    both = ArtifactView((TOKENS, FieldView("step", "int64", 8, ())))
+    plan = plan_transfers(both, held_under(on(0, 1)), on(0, 1, 2, 3))
+    assert {transfer.ranks: transfer.metadata for transfer in plan.transfers} == {
+        (0, 1): False,
+        (1, 2): True,
+        (1, 3): True,
+    }
 
 
 def test_disjoint_transfers_come_first_so_that_they_run_at_the_same_time() -> None:
