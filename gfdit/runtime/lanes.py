@@ -61,13 +61,15 @@ class MigrationLane(threading.Thread):
         Raises :class:`TaskError` if one failed, :class:`PeerError` if a peer is to blame or one takes too long.
         """
         deadline_s = time.monotonic() + self.timeout_s
+        errors: list[TaskError | None] = []
         with self._changed:
             for migration_id in migrations:
                 while migration_id not in self._finished:
                     if not self._changed.wait(deadline_s - time.monotonic()):
                         raise PeerError(f"migration {migration_id} unfinished after {self.timeout_s:.0f} s")
-                if error := self._finished.pop(migration_id):
-                    raise error
+                errors.append(self._finished.pop(migration_id))
+        for error in filter(None, errors):
+            raise error
 
     def run(self) -> None:
         with own_stream(self._executor.device):
