@@ -19,7 +19,8 @@ class Migrate:
     """Bring an artifact to the ranks of ``target``, each its part of it, on the migration lane.
 
     ``ranks``, sources first, take part; each runs its ``transfers`` in the order given. ``held`` says under which
-    layout those that hold some of the artifact do. ``view`` is what it consists of.
+    layout those that hold some of the artifact do. ``view`` is what it consists of. With ``keep`` it is a copy to
+    fall back on: no task waits for it, and its source may have dropped the artifact before.
     """
 
     migration_id: int
@@ -30,6 +31,7 @@ class Migrate:
     target: ExecutionLayout
     held: tuple[tuple[int, ExecutionLayout], ...] = ()
     view: ArtifactView = UNKNOWN
+    keep: bool = False
 
     @property
     def num_copies(self) -> int:

@@ -28,6 +28,7 @@ from gfdit.core.records import DispatchRecord, MigrationRecord, RankRecord, Requ
 from gfdit.core.recovery import is_lacking
 from gfdit.core.rules import check_decision, check_dispatch
 from gfdit.core.state import ClusterState
+from gfdit.core.tasks import TaskKind
 
 LOST_PART = "a rank was lost with its part of what was made"
 
@@ -36,6 +37,7 @@ class ControlPlane:
     """Owns every request from arrival to its one terminal command.
 
     Of a request whose task was lost with a rank, or with a copy, at most ``max_retries`` dispatches are repeated.
+    Every ``checkpoint_every_steps`` steps, unless that is 0, what only one rank holds is copied to another.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ControlPlane:
         run_ahead: int = 0,
         max_artifact_bytes: int | None = None,
         max_retries: int = 3,
+        checkpoint_every_steps: int = 0,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
@@ -57,6 +60,7 @@ class ControlPlane:
         self.policy = policy
         self.cost = cost
         self.max_retries = max_retries
+        self.checkpoint_every_steps = checkpoint_every_steps
         self._budget = ArtifactBudget(max_artifact_bytes)
         self._at_the_door: deque[RequestRecord] = deque()  # have arrived, and some have ended since
         self.state = ClusterState(ranks, counts_bytes=self._budget.limited)
@@ -211,6 +215,8 @@ class ControlPlane:
         migration.waiting_for.discard(event.rank)
         migration.broken |= bool(event.error) and event.secondary
         recovered = False
+        if migration.command.keep:
+            self._out += self.state.note_kept(migration.command, event.rank, arrived=not event.error)
         if event.rank in migration.doubtful:
             layout = migration.doubtful.pop(event.rank)
             recovered = bool(event.error) and self._forget_copy(migration, event.rank, layout)
@@ -251,6 +257,8 @@ class ControlPlane:
                 migration.members.discard(event.rank)
                 migration.waiting_for.discard(event.rank)
                 migration.doubtful.pop(event.rank, None)
+                if migration.command.keep:
+                    self.state.note_kept(migration.command, event.rank, arrived=False)
                 self._close_migration_if_done(migration)
         message = f"rank {event.rank} was lost: {event.reason}"
         for dispatch in list(self.state.dispatches.values()):
@@ -339,7 +347,17 @@ class ControlPlane:
                     self._retry_or_fail(record, dispatch)
                 elif record.scattered and is_lacking(record):
                     self.state.recover(record)
+                if request_id not in failed:
+                    self._checkpoint(record, dispatch)
             self._settle(record)
+
+    def _checkpoint(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
+        """After the last of every so many steps."""
+        every, task = self.checkpoint_every_steps, dispatch.tasks[0]
+        if every and task.kind is TaskKind.DENOISE and (task.step_index + 1) % every == 0:
+            for migration in self.state.keep_copies(record, self._new_id):
+                self.migrations[migration.migration_id] = MigrationRecord.of(migration)
+                self._out.append(migration)
 
     def _retry_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
         error = dispatch.error or LOST_PART

@@ -33,10 +33,13 @@ class ArtifactRecord:
     layout: ExecutionLayout | None = None
     holders: dict[int, ExecutionLayout] = field(default_factory=dict)
     view: ArtifactView = UNKNOWN
+    kept: dict[int, ExecutionLayout] = field(default_factory=dict)  # copies to fall back on, even once it is freed
+    keeping: set[int] = field(default_factory=set)  # where such a copy is on its way
 
     def drop_from(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self.holders.pop(rank, None)
+            self.kept.pop(rank, None)
 
 
 @dataclass(slots=True)
@@ -188,6 +191,8 @@ class MigrationRecord:
         held = dict(command.held)
         receivers = [rank for rank in command.ranks if rank in command.target.ranks]
         doubtful = {rank: held.get(rank) for rank in receivers if rank not in held or command.view.sharded}
+        if command.keep:
+            doubtful = {}  # not counted on before it is there
         return cls(command, set(command.ranks), set(command.ranks), doubtful)
 
 

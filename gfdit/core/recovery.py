@@ -36,7 +36,11 @@ def _needed_again(record: RequestRecord, running: set[str]) -> list[Task]:
         for name in lacking.pop().inputs:
             maker = makers[name]
             art = record.artifacts[name]
-            if not art.view.covered_by(art.holders) and maker.id in record.finished and maker.id not in again:
+            if (
+                not (art.view.covered_by(art.holders) or art.kept)
+                and maker.id in record.finished
+                and maker.id not in again
+            ):
                 again[maker.id] = maker
                 lacking.append(maker)
     return list(again.values())
@@ -46,6 +50,10 @@ def _set_artifacts(record: RequestRecord) -> None:
     for name, art in record.artifacts.items():
         art.readers = sum(task.id not in record.finished for task in record.consumers[name])
         if art.state is not ArtifactState.PENDING and not art.view.covered_by(art.holders):
+            if art.readers and art.kept:
+                art.state, art.holders = ArtifactState.MATERIALIZED, dict(art.kept)
+                art.layout = next(iter(art.kept.values()))
+                continue
             # Pending as well if only running tasks read it: should they fail, it is made again.
             art.state = ArtifactState.PENDING if art.readers else ArtifactState.FREED
             art.layout, art.holders = None, {}

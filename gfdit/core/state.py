@@ -54,7 +54,11 @@ class ClusterState:
     def remove(self, record: RequestRecord) -> cmd.FreeArtifacts | None:
         """Forget a request none of whose tasks runs; returns what is left to free on the ranks."""
         artifacts = record.artifacts.values()
-        left = [art for art in artifacts if art.state is not ArtifactState.FREED or record.scattered]
+        left = [
+            art
+            for art in artifacts
+            if art.state is not ArtifactState.FREED or record.scattered or art.kept or art.keeping
+        ]
         ranks = tuple(sorted(record.touched & self.ranks.present.keys()))
         del self.requests[record.request.id]
         self._request_views.pop(record.request.id, None)
@@ -230,8 +234,9 @@ class ClusterState:
     def _free(self, record: RequestRecord, name: str, dropped_by: set[int]) -> list[cmd.Command]:
         art = record.artifacts[name]
         holders = record.touched & self.ranks.present.keys() if record.scattered else art.holders.keys()
+        art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
-        left = tuple(sorted(holders - dropped_by))
+        left = tuple(sorted(holders - dropped_by - art.kept.keys() - art.keeping))
         return [cmd.FreeArtifacts(left, (name,), self.last_id)] if left else []
 
     def give_up(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> None:
@@ -250,6 +255,54 @@ class ClusterState:
         self._refresh_ready(record)
         self._refresh(record)
         self.offer_ready(record)
+
+    def keep_copies(self, record: RequestRecord, new_id: Callable[[], int]) -> list[cmd.Migrate]:
+        """Copies to fall back on, on the next rank, of what only one rank holds and is still to be read."""
+        moves = []
+        ranks = list(self.ranks.present)
+        for art in record.live_artifacts:
+            if not art.readers or len(art.holders) > 1 or len(ranks) < 2 or art.kept or art.keeping:
+                continue
+            (holder,) = art.holders
+            keeper = ranks[(ranks.index(holder) + 1) % len(ranks)]
+            target = ExecutionLayout((keeper,))
+            plan = plan_transfers(art.view, art.holders, target)
+            held = tuple(art.holders.items())
+            number = new_id()
+            moves.append(
+                cmd.Migrate(
+                    number,
+                    record.request.id,
+                    art.id,
+                    plan.ranks,
+                    plan.transfers,
+                    target,
+                    held,
+                    art.view,
+                    keep=True,
+                )
+            )
+            art.keeping.add(keeper)
+            record.touched.add(keeper)
+        return moves
+
+    def note_kept(self, command: cmd.Migrate, rank: int, *, arrived: bool) -> list[cmd.Command]:
+        """A copy to fall back on is there, or is not; older ones of its kind are freed for it."""
+        if (record := self.requests.get(command.request_id)) is None or rank not in command.target.ranks:
+            return []
+        art = record.artifacts[command.artifact]
+        art.keeping.discard(rank)
+        if not arrived:
+            return []
+        art.kept[rank] = command.target
+        kind = artifact_kind(record.request.id, art.id)
+        freed: list[cmd.Command] = []
+        for other in record.artifacts.values():
+            old = other.kept.keys() - other.holders.keys()
+            if other is not art and old and artifact_kind(record.request.id, other.id) == kind:
+                freed.append(cmd.FreeArtifacts(tuple(sorted(old)), (other.id,), self.last_id))
+                other.kept.clear()
+        return freed
 
     def set_holder(
         self, request_id: str, artifact: str, rank: int, layout: ExecutionLayout | None

@@ -78,6 +78,7 @@ class ElasticExecutor(DiffusionExecutor):
                 run_ahead=settings.run_ahead,
                 max_artifact_bytes=settings.max_artifact_bytes,
                 max_retries=settings.max_retries,
+                checkpoint_every_steps=settings.checkpoint_every_steps,
                 # On GPUs all ranks attach to the heap at once: a new process finds no way in.
                 restart_workers=on_cpu,
                 max_restarts=settings.max_restarts,

@@ -31,7 +31,8 @@ class Settings:
 
     A worker that ends, or is silent for ``heartbeat_timeout_s``, is replaced, but not after ``max_restarts`` in a
     row that never became ready. Of each request at most ``max_retries`` steps that were lost with a worker run
-    again; then it fails (HTTP 503).
+    again; then it fails (HTTP 503). Every ``checkpoint_every_steps`` steps, unless 0, the state of a request on a
+    single rank is copied to another rank.
     """
 
     policy: str = DEFAULT_POLICY
@@ -51,6 +52,7 @@ class Settings:
     max_artifact_bytes: int | None = None
     max_requests: int = 1024
     max_retries: int = 3
+    checkpoint_every_steps: int = 0
     max_restarts: int = 3
     heartbeat_timeout_s: float = 10.0
     policy_timeout_s: float = 5.0
@@ -75,7 +77,7 @@ class Settings:
             raise ValueError(f"gfdit settings: {error}") from error
         if settings.run_ahead not in (0, 1):
             raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
-        for name in ("max_retries", "max_restarts"):
+        for name in ("max_retries", "max_restarts", "checkpoint_every_steps"):
             if (count := getattr(settings, name)) < 0:
                 raise ValueError(f"gfdit setting {name!r} must not be negative, got {count}")
         if settings.heartbeat_timeout_s <= 0:

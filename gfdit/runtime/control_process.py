@@ -53,6 +53,7 @@ class ControlProcess:
             NominalCostModel() if costs is None else TableCostModel(costs),
             run_ahead=config.run_ahead,
             max_retries=config.max_retries,
+            checkpoint_every_steps=config.checkpoint_every_steps,
             max_artifact_bytes=config.max_artifact_bytes,
         )
         self._usage = UsageReports(self.plane, config.num_ranks)

@@ -113,7 +113,7 @@ class MigrationLane(threading.Thread):
         finished_s = time.monotonic()
         text, secondary = str(error or ""), isinstance(error, PeerError)
         done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, text, secondary)
-        if self.rank in command.target.ranks:  # nobody else has a task that waits for it
+        if self.rank in command.target.ranks and not command.keep:  # nobody else has a task that waits for it
             with self._changed:
                 self._finished[command.migration_id] = error
                 self._changed.notify_all()

@@ -83,6 +83,7 @@ class Operation:
     reported: int | None = None
     begun: bool = False
     aborted: bool = False
+    bereft: bool = False  # a member was lost before all had reported
     blamed: bool = False  # a member failed by itself
 
     @property

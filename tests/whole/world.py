@@ -57,7 +57,12 @@ class World:
         num_ranks = draw.choice([1, 2, 3, 4, 4, 5, 6])
         ranks = [RankRecord(rank, frozenset("m")) for rank in range(num_ranks)]
         self.control = ControlPlane(
-            draw_policy(draw), ranks, NominalCostModel(), run_ahead=draw.randrange(2), max_retries=MAX_RETRIES
+            draw_policy(draw),
+            ranks,
+            NominalCostModel(),
+            run_ahead=draw.randrange(2),
+            max_retries=MAX_RETRIES,
+            checkpoint_every_steps=draw.choice([0, 1, 2]),
         )
         self.processes = [Process(rank, 0, num_ranks, self._slowness()) for rank in range(num_ranks)]
         self.lives: dict[str, Life] = {}
@@ -136,6 +141,7 @@ class World:
     def _detect(self, process: Process) -> None:
         for operation in list(self._operations.values()):
             if operation.members.get(process.rank) is process:
+                operation.bereft = True
                 self._hear(operation, process.rank)
         for peer in self.processes:
             if peer.alive:
@@ -231,7 +237,9 @@ class World:
     def _begin_copy(self, operation: Operation, command: cmd.Migrate, seconds: float) -> None:
         name = command.artifact
         lacking = [rank for rank, layout in command.held if not has_part(operation.members[rank], name, layout)]
-        if lacking:
+        if lacking and command.keep:
+            self._after(seconds, self._refuse_copy, operation, ECHO)  # its task has run on
+        elif lacking:
             if not any(life.disturbed for life in operation.lives):
                 raise ContractError(f"rank {lacking[0]} does not hold its part of {name}")
             self._after(seconds, self._refuse_copy, operation, ECHO)  # it did not get there, or has left
@@ -362,7 +370,7 @@ class World:
             del self._operations[command.migration_id]
             return
         del self._operations[command.dispatch_id]
-        harmed = len(operation.known_finished) < len(operation.members)
+        harmed = operation.bereft or len(operation.known_finished) < len(operation.members)
         # What is queued behind a task that fails had no chance: it does not count.
         lost = harmed and not (operation.known_finished or operation.blamed or command.after in self._harmed)
         if harmed:
