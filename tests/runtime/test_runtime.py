@@ -17,6 +17,8 @@ import pytest
 
 from gfdit.comm import SharedMemoryHeap
 from gfdit.core import ParallelSpec, Request, Shape, trajectory
+from gfdit.core.commands import RunTask
+from gfdit.observe.recording import RecordingReader
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
@@ -215,6 +217,25 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
     again = runtime.values("pid")
     assert again[1] != pids[1] and (again[0], again[2]) == (pids[0], pids[2])
     assert not psutil.pid_exists(int(str(pids[1])))
+    runtime.close()
+
+
+def test_a_request_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl"
+    runtime = Runtime(checkpoint_every_steps=4, record_path=str(recording))
+    runtime.wait_ready()
+    pids = runtime.values("pid")
+    runtime.submit("alone", "encode@1 prepare@1 sp1@1 decode@1", payload="0.02", num_steps=30)
+    with RecordingReader(recording) as reader:
+        ran: list[str] = []
+        while "alone/denoise/10" not in ran:
+            ran += [task.id for entry in reader.entries() if isinstance(entry, RunTask) for task in entry.tasks]
+        os.kill(int(str(pids[1])), signal.SIGKILL)
+        assert runtime.until_ended("alone")["alone"].outcome == "completed"
+        ran += [task.id for entry in reader.entries() if isinstance(entry, RunTask) for task in entry.tasks]
+    again = [task for task in dict.fromkeys(ran) if ran.count(task) > 1]
+    assert again and int(again[0].rpartition("/")[2]) >= 4, f"{again[0]} is not from a checkpoint"
+    assert_nothing_held(runtime)
     runtime.close()
 
 

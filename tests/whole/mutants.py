@@ -133,6 +133,19 @@ def strays_are_not_freed_after_a_fault(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
+def copies_to_fall_back_on_are_counted_on_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
+    original = ClusterState.keep_copies
+
+    def keep(self: ClusterState, record: Any, new_id: Any) -> Any:
+        moves = original(self, record, new_id)
+        for move in moves:
+            record.artifacts[move.artifact].kept[move.target.ranks[0]] = move.target
+        return moves
+
+    patch.setattr(ClusterState, "keep_copies", keep)
+
+
+@mutant
 def a_cancelled_request_ends_while_it_runs(patch: pytest.MonkeyPatch) -> None:
     def end(self: ControlPlane, record: Any, terminal: Any) -> None:
         record.ending = record.ending or terminal
