@@ -75,8 +75,9 @@ def run(report: Report) -> None:
         "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(0.9, 1.5)),
         "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=(0.9,)),
     }
+    some = {name: grid for name, grid in some.items() if report.wants(name)}
     for part, write in PARTS.items():
-        if report.wants(part):
+        if some and report.wants(part):
             write(report, some)
     for title, metric, scale in METRICS:
         report.add(f"## {title}", "")
@@ -176,6 +177,8 @@ def _wrong_costs(report: Report, grids: Mapping[str, Grid]) -> None:
         "half of the ranks 20 % slower": SimulationOptions(4, slow_ranks=(SlowRank(0, 1.2), SlowRank(1, 1.2))),
         "5 ms from decision to start": SimulationOptions(4, dispatch_latency_s=0.005),
     }
+    if "qwen" not in grids:
+        return
     few = tuple(policy for policy in POLICIES if policy.label in (DEFAULT, *FAST))
     sweeps = {
         name: report.sweep(name, replace(grids["qwen"], policies=few, options=options, bound=False))
