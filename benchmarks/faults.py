@@ -226,7 +226,7 @@ def measure(times: int, seed: int) -> dict[str, Any]:
             client.close()
             heap.unlink()
         left = sum(map(len, held)) + sum(psutil.pid_exists(pid) for pid in pids) + run_dir.exists()
-        return {**_account(load), "left_behind": left, **_times(strikes, recording)}
+        return {**_account(load), "left_behind": left, **times_of(strikes, recording)}
 
 
 def _strike(load: Load, index: int, draw: random.Random) -> tuple[str, float]:
@@ -257,7 +257,7 @@ def _account(load: Load) -> dict[str, Any]:
     }
 
 
-def _times(strikes: list[tuple[str, float]], recording: Path) -> dict[str, Any]:
+def times_of(strikes: list[tuple[str, float]], recording: Path) -> dict[str, Any]:
     """From what the control plane was told, and when."""
     lost, joined, completed, now_s = [], [], [], 0.0
     with RecordingReader(recording) as reader:

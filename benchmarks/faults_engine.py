@@ -1,0 +1,122 @@
+"""Ranks of the real engine killed and stopped at random moments under load; images against undisturbed ones."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults import TARGET_S, times_of
+from gfdit.cli.main import main as gfdit
+from gfdit.observe.provenance import provenance, write_report
+from gfdit.omni.plugin import prepare_cpu_process
+from tests.support.images import Engine, ImageRequest
+
+NUM_RANKS = 4
+HEARTBEAT_TIMEOUT_S = 3.0
+BACK_S = 180.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=8, help="ranks to strike, one by one (default 8)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    args = parser.parse_args()
+    report = provenance(sys.argv)
+    report["result"] = result = measure(args.times, args.seed)
+    for path in write_report(args.out, "faults_engine", report, markdown(report)):
+        print(path)
+    print(markdown(report))
+    return 0 if result["wrong"] == result["failed"] == 0 and result["nothing_held"] else 1
+
+
+def measure(times: int, seed: int) -> dict[str, Any]:
+    draw = random.Random(seed)
+    prepare_cpu_process()
+    with tempfile.TemporaryDirectory() as folder:
+        model, recording = Path(folder) / "qwen-image", Path(folder) / "recording.jsonl"
+        gfdit(["tiny-model", "qwen-image", str(model)])
+        settings = {
+            "ranks": NUM_RANKS,
+            "policy": "equipartition",
+            "threads_per_rank": 1,
+            "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
+            "record": str(recording),
+        }
+        backend = "gfdit.omni.engine.ElasticDiffusionEngine"
+        engine = Engine(model, engine_backend=backend, additional_config={"gfdit": settings})
+        try:
+            requests = [ImageRequest(256, 256, steps=12, seed=seed) for seed in range(6)]
+            expected = [image.tobytes() for image in engine.images(requests)]
+            strikes, wrong, failed = [], 0, 0
+            for index in range(times):
+                number = (signal.SIGKILL, signal.SIGSTOP)[index % 2]
+                pid = _pids(engine)[draw.randrange(NUM_RANKS)]
+                striker = threading.Timer(draw.uniform(0.2, 2.0), _strike, (pid, number, strikes))
+                striker.start()
+                try:
+                    images = [image.tobytes() for image in engine.images(requests)]
+                    wrong += sum(image != right for image, right in zip(images, expected, strict=True))
+                except Exception as error:
+                    print(error)
+                    failed += 1
+                striker.join()
+                while pid in _pids(engine):
+                    time.sleep(0.2)
+                print(f"{index + 1} struck, {wrong} wrong", flush=True)
+            drained = engine.drained()
+        finally:
+            engine.close()
+        return {
+            "images": times * len(requests),
+            "wrong": wrong,
+            "failed": failed,
+            "nothing_held": drained,
+            **times_of(strikes, recording),
+        }
+
+
+def _strike(pid: int, number: signal.Signals, strikes: list[tuple[str, float]]) -> None:
+    strikes.append((number.name, time.monotonic()))
+    os.kill(pid, number)
+
+
+def _pids(engine: Engine) -> list[int]:
+    """Of all ranks, once all are there."""
+    deadline_s = time.monotonic() + BACK_S
+    while True:
+        try:
+            return [described["pid"] for described in engine.call("gfdit_describe")]
+        except Exception as error:
+            if time.monotonic() > deadline_s or "lost" not in str(error):
+                raise
+            time.sleep(0.5)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    lines = [
+        "# Ranks of the real engine killed and stopped under load",
+        "",
+        f"`{report['command']}`, {report['date']}, commit {report['commit']}, {report['machine']}.",
+        "",
+        f"Tiny Qwen-Image on {NUM_RANKS} CPU ranks, six requests of 12 steps at once; a rank that is silent for",
+        f"{HEARTBEAT_TIMEOUT_S:g} s hangs. Target: the next completion {TARGET_S:g} s after detection. A step takes",
+        "longer here than requests take to end in the other benchmark: fewer completions are near.",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    lines += [f"| {name.replace('_', ' ')} | {value} |" for name, value in report["result"].items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
