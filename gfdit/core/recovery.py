@@ -49,11 +49,12 @@ def _needed_again(record: RequestRecord, running: set[str]) -> list[Task]:
 def _set_artifacts(record: RequestRecord) -> None:
     for name, art in record.artifacts.items():
         art.readers = sum(task.id not in record.finished for task in record.consumers[name])
-        if art.state is not ArtifactState.PENDING and not art.view.covered_by(art.holders):
-            if art.readers and art.kept:
-                art.state, art.holders = ArtifactState.MATERIALIZED, dict(art.kept)
-                art.layout = next(iter(art.kept.values()))
-                continue
+        if art.view.covered_by(art.holders):
+            continue
+        if art.readers and art.kept:
+            art.state, art.holders = ArtifactState.MATERIALIZED, dict(art.kept)
+            art.layout = next(iter(art.kept.values()))
+        elif art.state is not ArtifactState.PENDING:
             # Pending as well if only running tasks read it: should they fail, it is made again.
             art.state = ArtifactState.PENDING if art.readers else ArtifactState.FREED
             art.layout, art.holders = None, {}
