@@ -56,7 +56,8 @@ def measure(times: int, seed: int) -> dict[str, Any]:
         try:
             requests = [ImageRequest(256, 256, steps=12, seed=seed) for seed in range(6)]
             expected = [image.tobytes() for image in engine.images(requests)]
-            strikes, wrong, failed = [], 0, 0
+            strikes: list[tuple[str, float]] = []
+            wrong = failed = 0
             for index in range(times):
                 number = (signal.SIGKILL, signal.SIGSTOP)[index % 2]
                 pid = _pids(engine)[draw.randrange(NUM_RANKS)]
@@ -92,13 +93,12 @@ def _strike(pid: int, number: signal.Signals, strikes: list[tuple[str, float]]) 
 def _pids(engine: Engine) -> list[int]:
     """Of all ranks, once all are there."""
     deadline_s = time.monotonic() + BACK_S
-    while True:
-        try:
-            return [described["pid"] for described in engine.call("gfdit_describe")]
-        except Exception as error:
-            if time.monotonic() > deadline_s or "lost" not in str(error):
-                raise
-            time.sleep(0.5)
+    while time.monotonic() < deadline_s:
+        answer = engine.call("gfdit_describe")  # by rank, or what went wrong
+        if isinstance(answer, list):
+            return [described["pid"] for described in answer]
+        time.sleep(0.5)
+    raise TimeoutError(f"a rank did not come back: {answer}")
 
 
 def markdown(report: dict[str, Any]) -> str:
