@@ -20,6 +20,7 @@ def test_images_are_those_of_an_undisturbed_server(engine: Engine, number: signa
     scripts = ("sp4@0,1,2,3", "sp1@2", "sp2@2,3 sp2@0,1", "sp1@1")
     requests = [ImageRequest(256, 256, steps=12, seed=7 + k).under(script) for k, script in enumerate(scripts)]
     expected = engine.images(requests)
+    assert engine.call("tripwire_hits") == [[], [], [], []]
     pids = [described["pid"] for described in engine.call("gfdit_describe")]
     striker = threading.Timer(1.0, os.kill, (pids[2], number))
     striker.start()
@@ -27,6 +28,7 @@ def test_images_are_those_of_an_undisturbed_server(engine: Engine, number: signa
     striker.join()
     assert [image.tobytes() for image in images] == [image.tobytes() for image in expected]
     again = pids_when_back(engine)
+    engine.call("arm_tripwire")  # on the new worker too
     assert again[2] != pids[2] and [again[rank] for rank in (0, 1, 3)] == [pids[rank] for rank in (0, 1, 3)]
     assert not psutil.pid_exists(pids[2])
     wide = ImageRequest(256, 256, steps=12, seed=7).under("sp4@3,2,1,0")
