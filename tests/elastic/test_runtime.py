@@ -78,7 +78,7 @@ def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
         engine.abandon(long.under(script), after_s=1.0)
         started_s = time.monotonic()
         engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
-        assert time.monotonic() - started_s < 3, "the ranks are free within one step"
+        assert time.monotonic() - started_s < 6, "the ranks are free within one step"
     assert engine.drained()
 
 

@@ -111,7 +111,7 @@ def test_requests_cancelled_at_random_leave_nothing(recorded: Recorded) -> None:
 
 
 def test_what_was_written_down(recorded: Recorded) -> None:
-    recorded.runtime.submit("a", "", "0.01", num_steps=20)
+    recorded.runtime.submit("a", "", "0.03", num_steps=20)
     assert recorded.runtime.until_ended("a")["a"].outcome == "completed"
     recorded.assert_clean()
     recorded.runtime.close()
