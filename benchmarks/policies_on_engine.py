@@ -17,7 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim_vs_engine import DEMO, MODEL, NUM_RANKS, VLLM_FLAGS, one_of_each, play, run_profile
+from benchmarks.sim_vs_engine import (
+    DEMO,
+    MODEL,
+    NUM_RANKS,
+    VLLM_FLAGS,
+    one_of_each,
+    play,
+    profile_server,
+    profile_trace,
+)
 from gfdit.cli.replay import Outcome
 from gfdit.cli.server_process import ServerError, free_port, start_server
 from gfdit.core.cost_file import CostTable
@@ -46,7 +55,9 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             model = demo["build_model"](folder)
-            table = run_profile(model, shapes, folder, "profile", args, quiet).table
+            with profile_server(model, folder) as server:
+                profile_trace(server, shapes, folder / "costs.json")
+            table = CostTable.load(folder / "costs.json")
             traces = [make_trace(table, seed, args) for seed in range(args.seeds)]
             runs = {name: replay_all(name, model, traces, folder, args, quiet) for name in args.policies}
         except (ServerError, subprocess.CalledProcessError) as error:
@@ -80,9 +91,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=60, help="of a trace")
     parser.add_argument("--steps", type=int, default=10, help="denoising steps of a request")
     parser.add_argument("--slo-scale", type=float, default=1.5, help="deadlines: HTTP takes its time, too")
-    parser.add_argument("--spread", type=float, default=0.02, help="of the profile, see gfdit profile")
-    parser.add_argument("--max-reps", type=int, default=40, help="of the profile, see gfdit profile")
-    parser.add_argument("--idle", action="store_true", help="profile with the other ranks idle")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the machine others may take")
     parser.add_argument("--patience-s", type=float, default=0.0, help="how long to wait and repeat for that")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -109,7 +117,7 @@ def replay_all(
 ) -> list[list[Outcome]]:
     """Every trace on one server, which is warmed up before."""
     command = ["gfdit", "serve", str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--policy", policy]
-    command += ["--costs", str(folder / "costs-profile.json"), "--", *VLLM_FLAGS]
+    command += ["--costs", str(folder / "costs.json"), "--", *VLLM_FLAGS]
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
         play(server, policy, [replace(request, num_steps=2) for request in one_of_each(traces[0])])
         return [quiet.run(partial(play, server, policy, trace))[0] for trace in traces]

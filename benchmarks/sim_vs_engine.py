@@ -1,8 +1,9 @@
 """The simulator against the real engine: the trace of `make demo` under every policy on two CPU ranks.
 
-Profiles a server, replays the trace over HTTP under each policy for a few rounds, and profiles again. The
-simulator gets the task times of both profiles, the dispatch latency and jitter they measured, and what a request
-takes outside the engine, measured on requests sent alone. Compared are deadlines met and latencies, per policy.
+Replays the trace over HTTP under each policy for a few rounds. Between them a second server is profiled, since
+the speed of a shared machine changes from minute to minute. The simulator gets the task times of a policy's own
+profile, the dispatch latency and jitter measured with them, and what a request takes outside the engine, measured
+on requests sent alone. Compared are deadlines met and latencies, per policy.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from gfdit.cli.profile_server import ProfileServer
 from gfdit.cli.profile_table import ProfileTable
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
+from gfdit.core import Shape
 from gfdit.core.commands import CompleteRequest
 from gfdit.core.cost_file import CostTable
 from gfdit.core.events import RequestArrived
@@ -52,19 +54,20 @@ class Profiled:
     table: CostTable
     dispatch_latency_s: float
     jitter: float
-    others_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The rounds of one policy. ``overhead_s``: latency minus time in the engine, of requests sent alone.
+    """The rounds of one policy, and what was profiled before, between and after them.
 
-    ``others_shares``: what other processes took of the machine during each round.
+    ``overhead_s``: latency minus time in the engine, of requests sent alone. ``others_shares``: what other
+    processes took of the machine during each round.
     """
 
     rounds: list[list[Outcome]]
     overhead_s: dict[str, list[float]]
     others_shares: list[float]
+    profiled: Profiled
 
 
 def main() -> int:
@@ -78,13 +81,18 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             model = demo["build_model"](folder)
-            before = run_profile(model, trace, folder, "before", args, quiet)
-            replayed = {name: replay_policy(name, model, trace, folder, args, quiet) for name in args.policies}
-            after = run_profile(model, trace, folder, "after", args, quiet)
+            with profile_server(model, folder) as server:
+                costs = folder / "costs.json"
+                profiler = profile_trace(server, trace, costs)
+                replayed = {
+                    name: replay_policy(name, model, trace, folder, args, quiet, profiler)
+                    for name in args.policies
+                }
+                first = CostTable.load(costs)
         except (ServerError, subprocess.CalledProcessError) as error:
             print(f"sim_vs_engine: {error}", file=sys.stderr)
             return 1
-    report = source | make_report(trace, before, after, replayed, args)
+    report = source | make_report(trace, first, replayed, args)
     for path in write_report(args.out, "sim_vs_engine", report, markdown(report)):
         print(path)
     print(headline(report))
@@ -96,9 +104,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="default: all")
     parser.add_argument("--rounds", type=int, default=4, help="replays of the trace under each policy")
     parser.add_argument("--seeds", type=int, default=40, help="simulations of each policy")
-    parser.add_argument("--spread", type=float, default=0.01, help="of the profile, see gfdit profile")
-    parser.add_argument("--max-reps", type=int, default=60, help="of the profile, see gfdit profile")
-    parser.add_argument("--idle", action="store_true", help="profile with the other ranks idle")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the machine others may take")
     parser.add_argument("--patience-s", type=float, default=0.0, help="how long to wait and repeat for that")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -112,54 +117,68 @@ def parse_args() -> argparse.Namespace:
 # Measuring
 
 
-def run_profile(
-    model: Path, trace: Sequence[TraceRequest], folder: Path, name: str, args: argparse.Namespace, quiet: Quiet
-) -> Profiled:
-    """The sizes of the trace without guidance, by what `gfdit profile` runs."""
+def profile_options(model: Path, trace: Sequence[TraceRequest], out: Path) -> argparse.Namespace:
+    """Of `gfdit profile`, for the sizes of the trace without guidance."""
     pixels = dict.fromkeys((request.height, request.width) for request in trace)
-    argv = [str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--cfg", "off"]
-    argv += ["--out", str(folder / f"costs-{name}.json"), "--shape", *(f"{h}x{w}" for h, w in pixels)]
-    argv += ["--spread", str(args.spread), "--max-reps", str(args.max_reps), *(["--idle"] if args.idle else [])]
+    argv = [str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--cfg", "off", "--out", str(out)]
+    argv += ["--shape", *(f"{h}x{w}" for h, w in pixels)]
     parser = argparse.ArgumentParser()
     profile.configure(parser)
     options = parser.parse_args(argv)
     options.passthrough = list(VLLM_FLAGS)
-    effort = Effort(options.spread, options.min_reps, options.max_reps, busy=not options.idle)
-    command = profile.server_command(options)
+    return options
 
-    with ProfileServer(command, folder / f"profile-{name}.log", options.timeout_s) as server:
 
-        def measure() -> None:
-            server.samples = Samples()
-            options.out.unlink(missing_ok=True)
-            table = ProfileTable(options.out, profile.hardware(), "gfdit profile")
-            profile.measure(options, Profiler(server, NUM_RANKS, effort), table)
+def profile_server(model: Path, folder: Path) -> ProfileServer:
+    options = profile_options(model, [], folder)
+    return ProfileServer(profile.server_command(options), folder / "profile.log", options.timeout_s)
 
-        _, share = quiet.run(measure)
-    samples = server.samples
-    return Profiled(CostTable.load(options.out), samples.dispatch_latency_s(), samples.jitter(), share)
+
+def profile_trace(server: ProfileServer, trace: Sequence[TraceRequest], out: Path) -> Profiler:
+    """Run `gfdit profile` on a server that is up."""
+    options = profile_options(Path(), trace, out)
+    profiler = Profiler(server, NUM_RANKS, Effort(options.spread, options.min_reps, options.max_reps, busy=True))
+    profile.measure(options, profiler, ProfileTable(out, profile.hardware(), "gfdit profile"))
+    return profiler
 
 
 def replay_policy(
-    policy: str, model: Path, trace: Sequence[TraceRequest], folder: Path, args: argparse.Namespace, quiet: Quiet
+    policy: str,
+    model: Path,
+    trace: Sequence[TraceRequest],
+    folder: Path,
+    args: argparse.Namespace,
+    quiet: Quiet,
+    profiler: Profiler,
 ) -> Replayed:
     recording = folder / f"{policy}.jsonl"
+    first = folder / "costs.json"
     command = ["gfdit", "serve", str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--policy", policy]
-    command += ["--costs", str(folder / "costs-before.json"), "--record", str(recording), "--", *VLLM_FLAGS]
+    command += ["--costs", str(first), "--record", str(recording), "--", *VLLM_FLAGS]
     each = one_of_each(trace)
     rounds, shares = [], []
+    samples = profiler.server.samples = Samples()
+    kinds = [kind for r in each if (kind := profiler.explore(Shape(r.height, r.width), cfg=False))]
+    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel))
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
         play(server, policy, [replace(request, num_steps=2) for request in each])
         alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in each]
-        for _ in range(args.rounds):
-            outcomes, share = quiet.run(lambda: play(server, policy, trace))
-            rounds.append(outcomes)
-            shares.append(share)
-    in_engine_s = engine_latencies(recording)[len(each) :]
+        for index in range(args.rounds + 1):
+            for spec in specs:
+                profiler.run_mix(spec, kinds)
+            if index < args.rounds:
+                outcomes, share = quiet.run(lambda: play(server, policy, trace))
+                rounds.append(outcomes)
+                shares.append(share)
+    table = ProfileTable(first, profile.hardware(), "gfdit profile")
+    for key in table.entries:
+        table.add(key, samples)
+    costs = replace(CostTable.load(first), entries=tuple(table.entries.values()))
     overhead_s: dict[str, list[float]] = {}
-    for outcome, engine_s in zip(alone, in_engine_s, strict=False):
+    for outcome, engine_s in zip(alone, engine_latencies(recording)[len(each) :], strict=False):
         overhead_s.setdefault(outcome.slo_class, []).append(outcome.latency_s - engine_s)
-    return Replayed(rounds, overhead_s, shares)
+    profiled = Profiled(costs, samples.dispatch_latency_s(), samples.jitter())
+    return Replayed(rounds, overhead_s, shares, profiled)
 
 
 def one_of_each(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
@@ -196,20 +215,6 @@ def engine_latencies(recording: Path) -> list[float]:
 # Simulating
 
 
-def merged(before: Profiled, after: Profiled) -> Profiled:
-    """What lies between the two profiles; the machine may have become slower or faster from one to the other."""
-    entries = tuple(
-        replace(one, seconds=(one.seconds * other.seconds) ** 0.5)
-        for one, other in zip(before.table.entries, after.table.entries, strict=True)
-    )
-    latency_s = statistics.mean((before.table.migration_latency_s, after.table.migration_latency_s))
-    return Profiled(
-        replace(before.table, entries=entries, migration_latency_s=latency_s),
-        statistics.mean((before.dispatch_latency_s, after.dispatch_latency_s)),
-        statistics.mean((before.jitter, after.jitter)),
-    )
-
-
 def simulate(
     policy: str, trace: Sequence[TraceRequest], profiled: Profiled, overhead_s: dict[str, float], num_seeds: int
 ) -> list[list[float]]:
@@ -231,42 +236,35 @@ def simulate(
 
 
 def make_report(
-    trace: Sequence[TraceRequest],
-    before: Profiled,
-    after: Profiled,
-    replayed: dict[str, Replayed],
-    args: argparse.Namespace,
+    trace: Sequence[TraceRequest], first: CostTable, replayed: dict[str, Replayed], args: argparse.Namespace
 ) -> dict[str, Any]:
-    profiled = merged(before, after)
     samples: dict[str, list[float]] = {}
     for one in replayed.values():
         for name, values in one.overhead_s.items():
             samples.setdefault(name, []).extend(values)
     overhead_s = {name: statistics.median(values) for name, values in samples.items()}
     return {
-        "settings": {
-            "ranks": NUM_RANKS,
-            "rounds": args.rounds,
-            "seeds": args.seeds,
-            "profile": profiled.table.source.partition(";")[0],
-        },
+        "settings": {"ranks": NUM_RANKS, "rounds": args.rounds, "seeds": args.seeds},
         "targets": {"attainment_error": MAX_ATTAINMENT_ERROR, "latency_error": MAX_LATENCY_ERROR},
-        "dispatch_latency_s": profiled.dispatch_latency_s,
-        "jitter": profiled.jitter,
         "overhead_s": overhead_s,
-        "profile_drift": drift(before.table, after.table),
-        "profile_others_shares": [before.others_share, after.others_share],
         "policies": {
-            name: compare(trace, one, simulate(name, trace, profiled, overhead_s, args.seeds))
+            name: {
+                **compare(trace, one, simulate(name, trace, one.profiled, overhead_s, args.seeds)),
+                "dispatch_latency_s": one.profiled.dispatch_latency_s,
+                "jitter": one.profiled.jitter,
+                "speed": drift(first, one.profiled.table),
+            }
             for name, one in replayed.items()
         },
     }
 
 
-def drift(before: CostTable, after: CostTable) -> dict[str, float]:
-    """Times of the second profile over those of the first."""
-    pairs = zip(before.entries, after.entries, strict=True)
-    return spread([other.seconds / one.seconds for one, other in pairs if one.task in ("denoise", "decode")])
+def drift(first: CostTable, table: CostTable) -> dict[str, float]:
+    """Times of a policy's profile over those of the first one."""
+    first_s = {(e.task, e.shape, e.parallel): e.seconds for e in first.entries}
+    ratios = [e.seconds / first_s[e.task, e.shape, e.parallel] for e in table.entries]
+    kinds = ("denoise", "decode")
+    return spread([ratio for ratio, e in zip(ratios, table.entries, strict=True) if e.task in kinds])
 
 
 def compare(trace: Sequence[TraceRequest], engine: Replayed, simulated: list[list[float]]) -> dict[str, Any]:
@@ -317,7 +315,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    settings, drifted = report["settings"], report["profile_drift"]
+    settings = report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     overheads = ", ".join(
         f"{name} {seconds * 1e3:.0f} ms" for name, seconds in sorted(report["overhead_s"].items())
@@ -332,13 +330,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Machine: {report['machine']}; {versions}",
         f"- The trace of the demo on {settings['ranks']} ranks: {settings['rounds']} rounds of the engine over "
         f"HTTP, {settings['seeds']} seeds of the simulator",
-        f"- Costs: {settings['profile']}, before and after the rounds. The second time steps and decoding took "
-        f"{drifted['median']:.3f} times as long ({drifted['min']:.3f} to {drifted['max']:.3f}); the simulator "
-        "gets the geometric mean. Other processes took "
-        + " and ".join(f"{share:.0%}" for share in report["profile_others_shares"])
-        + " of the machine meanwhile",
-        f"- Dispatch latency {report['dispatch_latency_s'] * 1e3:.2f} ms and jitter {report['jitter']:.3f}, as "
-        f"profiled; outside the engine a request alone takes: {overheads}",
+        "- Costs: what `gfdit profile` runs, on a second server, before, between and after the rounds of a policy",
+        f"- Outside the engine a request alone takes: {overheads}",
         "",
         "Errors are simulator minus engine. The last column is the median over the requests of how far the median "
         "simulated latency of a request is from its median real one.",
@@ -355,16 +348,18 @@ def markdown(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "The rounds of the engine:",
+        "The rounds of the engine, what other processes took of the machine, and the profile that belongs to "
+        "them: times of steps and decoding relative to a first profile (median, least, most), latency and jitter.",
         "",
-        "| policy | deadlines met | median latency (s) | taken by other processes |",
+        "| policy | deadlines met | median latency (s) | others | relative times | dispatch latency | jitter |",
+        "|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|")
     for name, result in report["policies"].items():
         met, p50_s, shares = zip(*(entry.values() for entry in result["rounds"]), strict=True)
-        cells = (
-            " ".join(f"{value:.{digits}f}" for value in row) for row, digits in ((met, 2), (p50_s, 2), (shares, 2))
-        )
+        cells = [" ".join(f"{value:.2f}" for value in row) for row in (met, p50_s, shares)]
+        speed = " ".join(f"{value:.2f}" for value in result["speed"].values())
+        latency_ms = result["dispatch_latency_s"] * 1e3
+        cells += [speed, f"{latency_ms:.2f} ms", f"{result['jitter']:.3f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -4,12 +4,12 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gfdit.core import Shape
 
 if TYPE_CHECKING:
-    from gfdit.cli.profile_plan import Kind, Profiler
+    from gfdit.cli.profile_plan import Profiler
     from gfdit.cli.profile_table import ProfileTable
 
 # What the tiny checkpoints manage on a CPU, and what people ask an image model for.
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--batch must be at least 1, got {min(args.batch)}")
     effort = Effort(args.spread, args.min_reps, args.max_reps, busy=not args.idle)
     command = server_command(args)
-    method = "gfdit profile, " + ("other ranks idle" if args.idle else "all ranks busy")
+    method = "gfdit profile, " + ("other ranks idle" if args.idle else "all ranks busy with all shapes")
     table = ProfileTable(args.out, hardware(), method)
     log_path = args.out.with_name(f"{args.out.name}.log")
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +109,7 @@ def measure(args: argparse.Namespace, profiler: "Profiler", table: "ProfileTable
     names = CPU_SHAPES if find_accelerator() is None else DEFAULT_SHAPES
     shapes = args.shape or [parse_shape(name) for name in names]
     samples = profiler.server.samples
+    kinds = []
     with tqdm(total=0, unit="entry") as bar:
         for cfg in GUIDANCE[args.cfg]:
             for shape in shapes:
@@ -116,26 +117,21 @@ def measure(args: argparse.Namespace, profiler: "Profiler", table: "ProfileTable
                 if (kind := profiler.explore(shape, cfg)) is None:
                     bar.write("the model has no guidance that could be measured")
                     break
-                measure_kind(kind, sorted(set(args.batch)), profiler, table, bar)
+                kinds.append(kind)
+                if profiler.num_ranks > 1 and not table.has_sizes(kind.model, kind.shape, kind.cfg):
+                    profiler.measure_copies(kind)
+                    table.add_copies(samples)
+        bar.set_description("")
+        keys = table.missing(key for kind in kinds for key in kind.keys(sorted(set(args.batch))))
+        bar.reset(total=len(keys))
+        for key in profiler.measure(keys, kinds):
+            bar.set_postfix_str(f"{key.shape} {key.kind} {key.parallel} batch {key.batch}")
+            table.add(key, samples)
+            table.save()
+            bar.update()
     if not table.entries:
         raise ValueError(f"{args.model} has no guidance that could be measured: nothing is written")
     if samples.task_s:
         print(f"to simulate this server: {table.remark(samples)}")
     table.save()
     print(f"{args.out}: {len(table.entries)} entries")
-
-
-def measure_kind(kind: "Kind", batches: list[int], profiler: "Profiler", table: "ProfileTable", bar: Any) -> None:
-    samples = profiler.server.samples
-    if profiler.num_ranks > 1 and not table.has_sizes(kind.model, kind.shape, kind.cfg):
-        bar.set_postfix_str("copies")
-        profiler.measure_copies(kind)
-        table.add_copies(samples)
-    keys = table.missing(kind.keys(batches))
-    bar.total += len(keys)
-    for key in keys:
-        bar.set_postfix_str(f"{key.kind} {key.parallel} batch {key.batch}")
-        profiler.measure(key)
-        table.add(key, samples)
-        table.save()
-        bar.update()

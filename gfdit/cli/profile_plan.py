@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gfdit.cli.profile_server import ProfileServer, script_between, script_on
+from gfdit.cli.profile_server import ProfileServer, Wanted, script_between, script_on
 from gfdit.core import ParallelSpec, Shape, TaskKind
 from gfdit.core.cost_table import CostKey
 from gfdit.core.events import RequestArrived
@@ -13,6 +14,9 @@ from gfdit.core.layouts import SINGLE
 from gfdit.observe.samples import median_error
 
 STEPS_PER_REQUEST = 6
+# In a mix, so that steps take most of the time, as they do in a server, and few ranks are idle at the end.
+STEPS_IN_MIX = 12
+PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Effort:
     """A median is good enough once its standard error is below ``spread``, relative to it.
 
     At least ``min_reps`` measurements are made, and no more once there are ``max_reps``. With ``busy`` the ranks
-    that a layout leaves free run the same, as they would in a server under load.
+    that a layout leaves free run the same tasks and those of the other shapes, as in a server under load.
     """
 
     spread: float
@@ -75,11 +79,12 @@ class Profiler:
         self.server = server
         self.num_ranks = num_ranks
         self.effort = effort
+        self._rng = random.Random(0)
 
     def explore(self, shape: Shape, cfg: bool) -> Kind | None:
         """Send such a request through every rank, which also warms them up; None if the model has no guidance."""
         scripts = [script_on((rank,), SINGLE) for rank in range(self.num_ranks)]
-        kind = Kind.of(self.server.run(shape, cfg, 2, scripts)[0])
+        kind = Kind.of(self.server.run([Wanted(shape, cfg, 2, script) for script in scripts])[0])
         self.forget(kind)
         return kind if kind.cfg == cfg else None
 
@@ -88,8 +93,45 @@ class Profiler:
         for key in kind.keys((1,)):
             self.server.samples.task_s.pop(key, None)
 
-    def measure(self, key: CostKey) -> None:
-        """Until the effort suffices for ``key``."""
+    def measure(self, keys: Sequence[CostKey], kinds: Sequence[Kind]) -> Iterator[CostKey]:
+        """Keys of ``kinds`` in the order in which the effort suffices for them.
+
+        Busy ranks are measured all at once, one degree after the other, batched steps and idle ranks one by one.
+        """
+        mixed = [key for key in keys if self.effort.busy and key.batch == 1]
+        for parallel in dict.fromkeys(key.parallel for key in mixed):
+            yield from self._measure_mix([key for key in mixed if key.parallel == parallel], kinds)
+        for key in keys:
+            if key not in mixed:
+                self._measure_alone(key)
+                yield key
+
+    def _measure_mix(self, keys: Sequence[CostKey], kinds: Sequence[Kind]) -> Iterator[CostKey]:
+        """Requests of all kinds follow each other on every group of ranks, in an order of its own.
+
+        What a task takes depends on what its neighbours do, where ranks share memory bandwidth, power or cores.
+        """
+        left = list(keys)
+        while left:
+            self.run_mix(keys[0].parallel, kinds)
+            done = [key for key in left if self.effort.suffices(self._seconds(key))]
+            left = [key for key in left if key not in done]
+            yield from done
+
+    def run_mix(self, parallel: ParallelSpec, kinds: Sequence[Kind]) -> None:
+        """Some requests of every kind that can run at ``parallel``, on all ranks."""
+        kinds = [kind for kind in kinds if parallel in kind.parallel]
+        groups = list(self._groups(parallel.size))
+        queues = [self._rng.sample(kinds * PASSES, len(kinds) * PASSES) for _ in groups]
+        self.server.run(
+            [
+                Wanted(kind.shape, kind.cfg, STEPS_IN_MIX, script_on(ranks, parallel))
+                for turn in zip(*queues, strict=True)
+                for kind, ranks in zip(turn, groups, strict=True)
+            ]
+        )
+
+    def _measure_alone(self, key: CostKey) -> None:
         scripts = [
             script_on(ranks, key.parallel, key.batch)
             for ranks in self._groups(key.parallel.size)
@@ -97,14 +139,14 @@ class Profiler:
         ]
         num_steps = STEPS_PER_REQUEST if key.kind is TaskKind.DENOISE else 1
         while not self.effort.suffices(self._seconds(key)):
-            self.server.run(key.shape, key.cfg, num_steps, scripts)
+            self.server.run([Wanted(key.shape, key.cfg, num_steps, script) for script in scripts])
 
     def measure_copies(self, kind: Kind) -> None:
         """Requests that change ranks at every step, as many as fit."""
         pairs = [(first, first + 1) for first in range(0, self.num_ranks - 1, 2)]
         scripts = [script_between(*pair) for pair in (pairs if self.effort.busy else pairs[:1])]
         for _ in range(0, self.effort.min_reps, len(scripts)):
-            self.server.run(kind.shape, kind.cfg, STEPS_PER_REQUEST, scripts)
+            self.server.run([Wanted(kind.shape, kind.cfg, STEPS_PER_REQUEST, script) for script in scripts])
 
     def _seconds(self, key: CostKey) -> list[float]:
         return self.server.samples.task_s.get(key, [])

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,9 +19,20 @@ from gfdit.observe.recording import RecordingReader
 from gfdit.observe.samples import Samples
 from gfdit.sim.trace import TraceRequest
 
-POLICY = "gfdit.policies.layout_script:LayoutScript"
+# A rank that has begun a request ends it before the next.
+POLICY = ("--policy", "gfdit.policies.layout_script:LayoutScript", "--policy-arg", "interleave=false")
 START_TIMEOUT_S = 1800.0  # a large checkpoint may come from a slow disk
 RECORDING_TIMEOUT_S = 30.0  # how far the recording may be behind the answers
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request to send: ``script`` has its layouts."""
+
+    shape: Shape
+    cfg: bool
+    num_steps: int
+    script: str
 
 
 class MeasurementError(RuntimeError):
@@ -40,7 +52,7 @@ class ProfileServer:
         with ExitStack() as stack:
             recording = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "recording.jsonl"
             end = command.index("--") if "--" in command else len(command)
-            argv = [*command[:end], "--policy", POLICY, "--record", str(recording), *command[end:]]
+            argv = [*command[:end], *POLICY, "--record", str(recording), *command[end:]]
             server = stack.enter_context(start_server(argv, free_port(), log_path, START_TIMEOUT_S))
             self._base_url = server.base_url
             self._reader = stack.enter_context(RecordingReader(recording))
@@ -54,32 +66,32 @@ class ProfileServer:
     ) -> None:
         self._stack.close()
 
-    def run(self, shape: Shape, cfg: bool, num_steps: int, scripts: Sequence[str]) -> list[RequestArrived]:
-        """Requests of one kind at the same time, one per script; what the engine made of them.
+    def run(self, requests: Sequence[Wanted]) -> list[RequestArrived]:
+        """Send them all at the same time; what the engine made of them.
 
         Raises :class:`MeasurementError` if one fails.
         """
         trace = []
-        for script in scripts:
+        for request in requests:
             self._num_requests += 1
             trace.append(
                 TraceRequest(
                     id=f"profile-{self._num_requests}",
                     arrival_s=0.0,
                     model="",
-                    height=shape.height,
-                    width=shape.width,
-                    num_frames=shape.num_frames,
-                    num_steps=num_steps,
-                    cfg=cfg,
-                    slo_class=script,
+                    height=request.shape.height,
+                    width=request.shape.width,
+                    num_frames=request.shape.num_frames,
+                    num_steps=request.num_steps,
+                    cfg=request.cfg,
+                    slo_class=request.script,
                 )
             )
         known = set(self.samples.arrived)
         options = ReplayOptions(self._base_url, send_slo=True, request_timeout_s=self._request_timeout_s)
-        for outcome in replay(trace, options):
+        for outcome, request in zip(replay(trace, options), requests, strict=True):
             if outcome.error:
-                raise MeasurementError(f"{shape}: status {outcome.status}: {outcome.error}")
+                raise MeasurementError(f"{request.shape}: status {outcome.status}: {outcome.error}")
         self._read_until_completed(len(known) + len(trace))
         return [arrived for name, arrived in self.samples.arrived.items() if name not in known]
 
