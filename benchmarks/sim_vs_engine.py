@@ -121,7 +121,7 @@ def profile_options(model: Path, trace: Sequence[TraceRequest], out: Path) -> ar
     """Of `gfdit profile`, for the sizes of the trace without guidance."""
     pixels = dict.fromkeys((request.height, request.width) for request in trace)
     argv = [str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--cfg", "off", "--out", str(out)]
-    argv += ["--shape", *(f"{h}x{w}" for h, w in pixels)]
+    argv += ["--shape", *(f"{h}x{w}" for h, w in pixels)] if pixels else []
     parser = argparse.ArgumentParser()
     profile.configure(parser)
     options = parser.parse_args(argv)
