@@ -21,6 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace-s", type=float, default=0.0, help="how late still counts as nearly in time")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="give a request up after this long")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write the result there")
+    parser.add_argument(
+        "--input-image", metavar="PNG", type=Path, help="an image to edit, or to begin videos with"
+    )
     parser.add_argument("--images", metavar="DIR", type=Path, help="write each image there, by request id")
 
 
@@ -30,7 +33,12 @@ def run(args: argparse.Namespace) -> int:
     from gfdit.sim.trace import read_trace
 
     trace = read_trace(args.trace)
-    options = ReplayOptions(args.base_url, send_slo=args.slo, request_timeout_s=args.timeout_s)
+    options = ReplayOptions(
+        args.base_url,
+        send_slo=args.slo,
+        request_timeout_s=args.timeout_s,
+        input_image=args.input_image.read_bytes() if args.input_image else None,
+    )
     outcomes = replay_with_progress(trace, options, "replay")
     result = summarize(outcomes, label=args.label, grace_s=args.grace_s)
     print(describe(result))
@@ -82,4 +90,5 @@ def write_images(outcomes: Sequence["Outcome"], directory: Path) -> None:
         if outcome.image is not None:
             # An id is the trace author's: keep it from leaving the folder.
             name = re.sub(r"[^\w.-]", "_", outcome.id)
-            (directory / f"{name}.png").write_bytes(outcome.image)
+            suffix = "mp4" if outcome.image[4:8] == b"ftyp" else "png"
+            (directory / f"{name}.{suffix}").write_bytes(outcome.image)

@@ -24,7 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each")
     parser.add_argument("--out", metavar="C.json", type=Path, required=True, help="the table; added to if there")
     sizes = f"{' '.join(DEFAULT_SHAPES)}, on a CPU {' '.join(CPU_SHAPES)}"
-    parser.add_argument("--shape", metavar="HxW", type=parse_shape, nargs="+", help=f"sizes (default: {sizes})")
+    parser.add_argument(
+        "--shape", metavar="HxW[xF]", type=parse_shape, nargs="+", help=f"sizes (default: {sizes})"
+    )
+    parser.add_argument("--input-image", metavar="PNG", type=Path, help="for models that edit or animate an image")
     parser.add_argument("--cfg", choices=GUIDANCE, default="both", help="guidance, where the model has it")
     parser.add_argument("--batch", metavar="B", type=int, nargs="+", default=[1], help="sizes of batched steps")
     parser.add_argument("--model-name", metavar="NAME", help="what the table calls the model")
@@ -39,9 +42,9 @@ def parse_shape(text: str) -> Shape:
     match = re.fullmatch(r"(\d+)x(\d+)(?:x(\d+))?", text)
     shape = Shape(*(int(part or 1) for part in match.groups())) if match else None
     if shape is None or min(shape.height, shape.width, shape.num_frames) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form HEIGHTxWIDTH, e.g. 768x1024")
-    if shape.num_frames > 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: only images can be measured yet, not videos")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES, e.g. 768x1024 or 480x832x81"
+        )
     return shape
 
 
@@ -56,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--batch must be at least 1, got {min(args.batch)}")
     effort = Effort(args.spread, args.min_reps, args.max_reps, busy=not args.idle)
     command = server_command(args)
+    input_image = args.input_image.read_bytes() if args.input_image else None
     method = "gfdit profile, " + ("other ranks idle" if args.idle else "all ranks busy with all shapes")
     table = ProfileTable(args.out, hardware(), method)
     log_path = args.out.with_name(f"{args.out.name}.log")
     log_path.parent.mkdir(parents=True, exist_ok=True)
     print(f"starting {args.model} on {args.ranks} ranks (log: {log_path}) ...", flush=True)
     try:
-        with ProfileServer(command, log_path, args.timeout_s) as server:
+        with ProfileServer(command, log_path, args.timeout_s, input_image) as server:
             measure(args, Profiler(server, args.ranks, effort), table)
     except KeyboardInterrupt:
         print(f"interrupted: {args.out} keeps {len(table.entries)} entries; run again to go on", file=sys.stderr)

@@ -40,13 +40,17 @@ class MeasurementError(RuntimeError):
 
 
 class ProfileServer:
-    """``samples`` has everything measured so far. ``command`` is a whole `gfdit serve` without a policy.
+    """``samples`` has everything measured so far. ``command`` is a whole `gfdit serve` without a policy; every
+    request comes with ``input_image``, a PNG, if there is one.
 
     Raises :class:`~gfdit.cli.server_process.ServerError` if the server does not come up.
     """
 
-    def __init__(self, command: Sequence[str], log_path: Path, request_timeout_s: float) -> None:
+    def __init__(
+        self, command: Sequence[str], log_path: Path, request_timeout_s: float, input_image: bytes | None = None
+    ) -> None:
         self.samples = Samples()
+        self._input_image = input_image
         self._request_timeout_s = request_timeout_s
         self._num_requests = 0
         with ExitStack() as stack:
@@ -88,7 +92,7 @@ class ProfileServer:
                 )
             )
         known = set(self.samples.arrived)
-        options = ReplayOptions(self._base_url, send_slo=True, request_timeout_s=self._request_timeout_s)
+        options = ReplayOptions(self._base_url, True, self._request_timeout_s, self._input_image)
         for outcome, request in zip(replay(trace, options), requests, strict=True):
             if outcome.error:
                 raise MeasurementError(f"{request.shape}: status {outcome.status}: {outcome.error}")

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from gfdit.cli.http_requests import CHAT_PATH, IMAGES_PATH, VIDEOS_PATH, generation, prompt_of, seed_of
 from gfdit.cli.main import main
-from gfdit.cli.replay import Outcome, ReplayOptions, prompt_of, replay, request_body, seed_of
+from gfdit.cli.replay import Outcome, ReplayOptions, replay
 from gfdit.cli.replay_report import summarize
 from gfdit.sim.trace import TraceRequest, write_trace
 from tests.support.fake_image_server import FakeServer, fake_server, image_answer
@@ -60,17 +62,53 @@ def test_the_same_trace_asks_every_server_for_the_same_images(fake_server: FakeS
 
 def test_only_gfdit_is_told_the_deadline() -> None:
     request = trace_request("a", deadline_s=2.5, priority=3)
-    assert "extra_params" not in request_body(request, send_slo=False)
-    sent = request_body(request, send_slo=True)["extra_params"]
+    assert "extra_params" not in body_of(request)
+    sent = body_of(request, send_slo=True)["extra_params"]
     assert sent == {"gfdit": {"deadline_ms": 2500.0, "slo_class": "S", "priority": 3}}
-    assert "deadline_ms" not in request_body(trace_request("a"), send_slo=True)["extra_params"]["gfdit"]
+    assert "deadline_ms" not in body_of(trace_request("a"), send_slo=True)["extra_params"]["gfdit"]
+    slo = {"deadline_ms": 2500.0, "slo_class": "S", "priority": 3}
+    video = generation(replace(request, num_frames=5), send_slo=True).arguments["data"]
+    assert json.loads(video["extra_params"]) == {"gfdit": slo}
+    edit = generation(request, send_slo=True, input_image=b"png").arguments["json"]
+    assert edit["extra_args"] == {"gfdit": slo}
 
 
-def test_guidance_and_video() -> None:
-    guided = request_body(trace_request("a", cfg=True), send_slo=False)
-    assert guided["negative_prompt"] and guided["true_cfg_scale"] > 1
-    with pytest.raises(ValueError, match="a: only images"):
-        request_body(trace_request("a", num_frames=5), send_slo=False)
+def body_of(request: TraceRequest, send_slo: bool = False) -> Any:
+    return generation(request, send_slo=send_slo).arguments["json"]
+
+
+def test_guidance() -> None:
+    guided = body_of(trace_request("a", cfg=True))
+    assert guided["negative_prompt"] and guided["true_cfg_scale"] == guided["guidance_scale"] > 1
+    assert "guidance_scale" not in body_of(trace_request("a"))
+    video = generation(trace_request("a", num_frames=5), send_slo=False)
+    assert video.arguments["data"]["guidance_scale"] == 1
+    video = generation(trace_request("a", num_frames=5, cfg=True), send_slo=False)
+    assert video.arguments["data"]["guidance_scale"] > 1
+
+
+def test_every_kind_of_request_has_its_endpoint() -> None:
+    image, video = trace_request("a"), trace_request("a", num_frames=5)
+    assert generation(image, send_slo=False).path == IMAGES_PATH
+    edit = generation(image, send_slo=False, input_image=b"png")
+    assert edit.path == CHAT_PATH
+    text, picture = edit.arguments["json"]["messages"][0]["content"]
+    assert text["text"] == prompt_of("a")
+    assert picture["image_url"]["url"] == "data:image/png;base64,cG5n"
+    for input_image in (None, b"png"):
+        moving = generation(video, send_slo=False, input_image=input_image)
+        assert moving.path == VIDEOS_PATH and moving.arguments["data"]["num_frames"] == 5
+        assert bool(moving.arguments["files"]) == bool(input_image)
+
+
+def test_answers_are_read() -> None:
+    chat = {"choices": [{"message": {"content": [{"image_url": {"url": "data:image/png;base64,cG5n"}}]}}]}
+    edit = generation(trace_request("a"), send_slo=False, input_image=b"png")
+    assert edit.read(httpx.Response(200, json=chat)) == b"png"
+    video = generation(trace_request("a", num_frames=5), send_slo=False)
+    assert video.read(httpx.Response(200, content=b"mp4", headers={"content-type": "video/mp4"})) == b"mp4"
+    with pytest.raises(ValueError, match="content type application/json"):
+        video.read(httpx.Response(200, json={}))
 
 
 def test_every_failure_is_an_outcome(fake_server: FakeServer) -> None:

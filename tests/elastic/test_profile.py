@@ -119,7 +119,7 @@ def test_a_table_of_other_hardware_is_not_mixed_with_this(
     [
         (["--shape", "64"], "'64' is not of the form HEIGHTxWIDTH"),
         (["--shape", "0x64"], "'0x64' is not of the form HEIGHTxWIDTH"),
-        (["--shape", "64x64x5"], "only images can be measured yet"),
+        (["--shape", "64x64x0"], "'64x64x0' is not of the form HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES"),
         (["--cfg", "maybe"], "choose from"),
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--ranks", "0"], "--ranks must be at least 1, got 0"),

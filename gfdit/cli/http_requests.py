@@ -1,0 +1,119 @@
+"""Requests of a trace as HTTP requests: images, edited images and videos, each to the endpoint that makes it.
+
+A request's prompt and seed follow from its id alone, so two servers given one trace are asked for the same
+images.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gfdit.sim.trace import TraceRequest
+
+if TYPE_CHECKING:
+    import httpx
+
+IMAGES_PATH = "/v1/images/generations"
+CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits takes no parameters but its own: no deadlines
+VIDEOS_PATH = "/v1/videos/sync"
+GUIDANCE_SCALE = 4.0
+FRAMES_PER_S = 16
+NO_GUIDANCE = 1.0
+_SUBJECTS = ("a red panda", "a lighthouse", "an old tram", "a bowl of cherries", "two foxes", "a glass city")
+_STYLES = ("in the rain", "as a watercolour", "at dawn", "in thick fog", "by candlelight", "from above")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """``arguments`` of ``httpx``'s ``post`` to ``path``; ``read`` takes the PNG or MP4 out of the answer.
+
+    ``read`` raises ``ValueError``, ``KeyError``, ``IndexError`` or ``TypeError`` for an answer of another form.
+    """
+
+    path: str
+    arguments: Mapping[str, Any]
+    read: Callable[[httpx.Response], bytes]
+
+
+def prompt_of(request_id: str) -> str:
+    pick = zlib.crc32(request_id.encode())
+    return f"{_SUBJECTS[pick % len(_SUBJECTS)]} {_STYLES[pick // len(_SUBJECTS) % len(_STYLES)]}"
+
+
+def seed_of(request_id: str) -> int:
+    return zlib.crc32(request_id.encode()) & 0x7FFFFFFF
+
+
+def generation(request: TraceRequest, *, send_slo: bool, input_image: bytes | None = None) -> Generation:
+    """How to ask for ``request``; ``input_image`` is a PNG to edit, or to begin the video with.
+
+    ``send_slo`` tells the server deadline, class and priority, which only gfdit understands.
+    """
+    slo = {"gfdit": _slo(request)} if send_slo else {}
+    if request.num_frames > 1:
+        form = _video_form(request) | ({"extra_params": json.dumps(slo)} if slo else {})
+        files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
+        return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
+    if input_image is not None:
+        body = _chat_body(request, input_image) | ({"extra_args": slo} if slo else {})
+        return Generation(CHAT_PATH, {"json": body}, _read_chat_image)
+    body = _image_body(request) | ({"extra_params": slo} if slo else {})
+    return Generation(IMAGES_PATH, {"json": body}, _read_image)
+
+
+def _slo(request: TraceRequest) -> dict[str, Any]:
+    slo: dict[str, Any] = {"slo_class": request.slo_class, "priority": request.priority}
+    if request.deadline_s is not None:
+        slo["deadline_ms"] = request.deadline_s * 1e3
+    return slo
+
+
+def _common(request: TraceRequest) -> dict[str, Any]:
+    """What every endpoint takes. Families differ in which of the two scales is that of their guidance."""
+    body: dict[str, Any] = {
+        "size": f"{request.width}x{request.height}",
+        "num_inference_steps": request.num_steps,
+        "seed": seed_of(request.id),
+    }
+    if request.cfg:
+        body |= {"negative_prompt": "blurry", "true_cfg_scale": GUIDANCE_SCALE, "guidance_scale": GUIDANCE_SCALE}
+    return body
+
+
+def _image_body(request: TraceRequest) -> dict[str, Any]:
+    return {"prompt": prompt_of(request.id), **_common(request), "response_format": "b64_json"}
+
+
+def _video_form(request: TraceRequest) -> dict[str, Any]:
+    """Video models are guided unless they are told not to be."""
+    form = {"prompt": prompt_of(request.id), "num_frames": request.num_frames, "fps": FRAMES_PER_S}
+    return {**form, "guidance_scale": NO_GUIDANCE, **_common(request)}
+
+
+def _chat_body(request: TraceRequest, input_image: bytes) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(input_image).decode()}"
+    content = [
+        {"type": "text", "text": prompt_of(request.id)},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    return {"messages": [{"role": "user", "content": content}], **_common(request)}
+
+
+def _read_image(response: httpx.Response) -> bytes:
+    return base64.b64decode(response.json()["data"][0]["b64_json"])
+
+
+def _read_chat_image(response: httpx.Response) -> bytes:
+    url = response.json()["choices"][0]["message"]["content"][0]["image_url"]["url"]
+    return base64.b64decode(url.partition(",")[2])
+
+
+def _read_video(response: httpx.Response) -> bytes:
+    if (kind := response.headers.get("content-type")) != "video/mp4":
+        raise ValueError(f"content type {kind}")
+    return response.content
