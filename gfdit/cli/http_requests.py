@@ -23,7 +23,7 @@ CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits takes no parameters
 VIDEOS_PATH = "/v1/videos/sync"
 GUIDANCE_SCALE = 4.0
 FRAMES_PER_S = 16
-NO_GUIDANCE = 1.0
+NO_GUIDANCE = 0.0  # some families are guided unless they are told not to be
 _SUBJECTS = ("a red panda", "a lighthouse", "an old tram", "a bowl of cherries", "two foxes", "a glass city")
 _STYLES = ("in the rain", "as a watercolour", "at dawn", "in thick fog", "by candlelight", "from above")
 
@@ -60,8 +60,7 @@ def generation(request: TraceRequest, *, send_slo: bool, input_image: bytes | No
         files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
         return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
     if input_image is not None:
-        body = _chat_body(request, input_image) | ({"extra_args": slo} if slo else {})
-        return Generation(CHAT_PATH, {"json": body}, _read_chat_image)
+        return Generation(CHAT_PATH, {"json": _chat_body(request, input_image, slo)}, _read_chat_image)
     body = _image_body(request) | ({"extra_params": slo} if slo else {})
     return Generation(IMAGES_PATH, {"json": body}, _read_image)
 
@@ -80,9 +79,9 @@ def _common(request: TraceRequest) -> dict[str, Any]:
         "num_inference_steps": request.num_steps,
         "seed": seed_of(request.id),
     }
-    if request.cfg:
-        body |= {"negative_prompt": "blurry", "true_cfg_scale": GUIDANCE_SCALE, "guidance_scale": GUIDANCE_SCALE}
-    return body
+    if not request.cfg:
+        return body | {"guidance_scale": NO_GUIDANCE}
+    return body | {"negative_prompt": "blurry", "true_cfg_scale": GUIDANCE_SCALE, "guidance_scale": GUIDANCE_SCALE}
 
 
 def _image_body(request: TraceRequest) -> dict[str, Any]:
@@ -90,18 +89,18 @@ def _image_body(request: TraceRequest) -> dict[str, Any]:
 
 
 def _video_form(request: TraceRequest) -> dict[str, Any]:
-    """Video models are guided unless they are told not to be."""
     form = {"prompt": prompt_of(request.id), "num_frames": request.num_frames, "fps": FRAMES_PER_S}
-    return {**form, "guidance_scale": NO_GUIDANCE, **_common(request)}
+    return form | _common(request)
 
 
-def _chat_body(request: TraceRequest, input_image: bytes) -> dict[str, Any]:
+def _chat_body(request: TraceRequest, input_image: bytes, slo: dict[str, Any]) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(input_image).decode()}"
     content = [
         {"type": "text", "text": prompt_of(request.id)},
         {"type": "image_url", "image_url": {"url": url}},
     ]
-    return {"messages": [{"role": "user", "content": content}], **_common(request)}
+    extra_body = _common(request) | {"extra_args": slo}
+    return {"messages": [{"role": "user", "content": content}], "extra_body": extra_body}
 
 
 def _read_image(response: httpx.Response) -> bytes:

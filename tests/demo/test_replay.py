@@ -70,7 +70,7 @@ def test_only_gfdit_is_told_the_deadline() -> None:
     video = generation(replace(request, num_frames=5), send_slo=True).arguments["data"]
     assert json.loads(video["extra_params"]) == {"gfdit": slo}
     edit = generation(request, send_slo=True, input_image=b"png").arguments["json"]
-    assert edit["extra_args"] == {"gfdit": slo}
+    assert edit["extra_body"]["extra_args"] == {"gfdit": slo}
 
 
 def body_of(request: TraceRequest, send_slo: bool = False) -> Any:
@@ -80,9 +80,9 @@ def body_of(request: TraceRequest, send_slo: bool = False) -> Any:
 def test_guidance() -> None:
     guided = body_of(trace_request("a", cfg=True))
     assert guided["negative_prompt"] and guided["true_cfg_scale"] == guided["guidance_scale"] > 1
-    assert "guidance_scale" not in body_of(trace_request("a"))
+    assert body_of(trace_request("a"))["guidance_scale"] == 0
     video = generation(trace_request("a", num_frames=5), send_slo=False)
-    assert video.arguments["data"]["guidance_scale"] == 1
+    assert video.arguments["data"]["guidance_scale"] == 0
     video = generation(trace_request("a", num_frames=5, cfg=True), send_slo=False)
     assert video.arguments["data"]["guidance_scale"] > 1
 
