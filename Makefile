@@ -12,12 +12,13 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough models soak soak-comm soak-kernels storm report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-comm soak-kernels storm report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
 	@echo "make test    lint, types and tests (sets everything up)"
 	@echo "make thorough  the tests that make test leaves out"
+	@echo "make families  every adapter against its stock pipeline, all checks"
 	@echo "make setup   only the environment, in $(VENV)"
 	@echo "make models  check the models of the collectives' protocol (needs spin and gcc)"
 	@echo "make soak    $(SOAK_REQUESTS) requests on random layouts, some abandoned"
@@ -43,6 +44,9 @@ test: lint types
 
 thorough: setup
 	@$(BIN)/python -m pytest -m thorough --timeout 900
+
+families: setup
+	@$(BIN)/python -m pytest tests/adapters -m "thorough or not thorough" --timeout 900
 
 models: setup
 	@$(BIN)/python tools/check_models.py

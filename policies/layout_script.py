@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskKind, TaskView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, Task, TaskKind, TaskView
 
 
 @dataclass
@@ -69,7 +69,7 @@ def batch_size(script: str) -> int:
     return 1
 
 
-def layout_of(script: str, task: TaskView) -> ExecutionLayout:
+def layout_of(script: str, task: Task | TaskView) -> ExecutionLayout:
     words = dict.fromkeys(("encode", "prepare", "decode"), ExecutionLayout((0,)))
     steps = []
     for word in script.split():

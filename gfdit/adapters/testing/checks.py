@@ -1,0 +1,255 @@
+"""What must hold of every adapter, as checks that say what they measured.
+
+The pipeline is its own reference: nothing here knows a model. Layouts are random but seeded, so a failure names a
+script that shows it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gfdit.adapters.testing.kit import AdapterKit
+from gfdit.adapters.testing.outputs import Output
+from gfdit.adapters.testing.processes import ChildError
+from gfdit.adapters.testing.requests import KitRequest
+from gfdit.core.layouts import SINGLE, ParallelSpec
+
+#: Between layouts, for float32 outputs of magnitude 1: sums in another order, accumulated over the steps.
+TOLERANCE = 1e-4
+# How much further apart the outputs of different requests must be than the tolerance, to tell anything.
+_CONTRAST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """``figure`` says what was measured, or what is wrong."""
+
+    name: str
+    passed: bool
+    figure: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<12} {'ok  ' if self.passed else 'FAIL'} {self.figure}"
+
+
+@dataclass(slots=True)
+class Report:
+    """One line per check."""
+
+    results: list[CheckResult] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.results))
+
+
+class CheckFailed(AssertionError):  # noqa: N818 - reads as what happened
+    """What a check found."""
+
+
+@dataclass(slots=True)
+class _Bench:
+    """What the checks share: the kit, the requests and what stock makes of them."""
+
+    kit: AdapterKit
+    requests: Sequence[KitRequest]
+    tolerance: float
+    num_scripts: int
+    rng: random.Random
+    stock: list[Output]
+
+    def each(self) -> Iterator[tuple[KitRequest, Output]]:
+        return zip(self.requests, self.stock, strict=True)
+
+    def rotating_script(self) -> str:
+        """Every task on another rank than the one before, all on a single one."""
+        num_ranks = self.kit.num_ranks
+        ranks = self.rng.sample(range(num_ranks), num_ranks)
+        steps = " ".join(f"sp1@{ranks[(2 + step) % num_ranks]}" for step in range(num_ranks))
+        return f"encode@{ranks[0]} prepare@{ranks[1 % num_ranks]} {steps} decode@{ranks[-1]}"
+
+    def changing_script(self, request: KitRequest) -> str:
+        """Another layout for every step; if there are enough, every specification the request can have."""
+        kit, rng = self.kit, self.rng
+        wide = [spec for spec in self.specs(request) if spec != SINGLE]
+        specs = [*rng.sample(wide, len(wide)), SINGLE]
+        length = max(len(specs), 6)
+        steps = [_layout(rng, specs[index % len(specs)], kit.num_ranks) for index in range(length)]
+        places = [rng.randrange(kit.num_ranks) for _ in range(3)]
+        return f"encode@{places[0]} prepare@{places[1]} {' '.join(steps)} decode@{places[2]}"
+
+    def specs(self, request: KitRequest) -> list[ParallelSpec]:
+        return [spec for spec in self.kit.candidates(request) if spec.size <= self.kit.num_ranks]
+
+    def expect_near(self, output: Output, reference: Output, about: str) -> float:
+        difference = output.difference(reference)
+        if difference > self.tolerance:
+            raise CheckFailed(f"differs by {difference:.2g} > {self.tolerance:.2g}: {about}")
+        return difference
+
+
+def _layout(rng: random.Random, spec: ParallelSpec, num_ranks: int) -> str:
+    return f"{spec}@{','.join(map(str, rng.sample(range(num_ranks), spec.size)))}"
+
+
+def _expect_same(output: Output, reference: Output, about: str) -> None:
+    if not output.identical(reference):
+        raise CheckFailed(f"differs by {output.difference(reference):.2g}, bits must be the same: {about}")
+
+
+def check_stock(bench: _Bench) -> str:
+    """The reference is worth something: it repeats itself, is finite, and tells requests apart."""
+    again = bench.kit.stock(list(reversed(bench.requests)))[::-1]
+    contrast = float("inf")
+    for (request, stock), repeated in zip(bench.each(), again, strict=True):
+        _expect_same(repeated, stock, f"stock, a second time: {request}")
+        if not stock.finite:
+            raise CheckFailed(f"stock returns what is not a number: {request}")
+        (other,) = bench.kit.stock([request.but(seed=request.seed + 1000)])
+        contrast = min(contrast, other.difference(stock))
+    if contrast < _CONTRAST * bench.tolerance:
+        raise CheckFailed(f"requests with different seeds differ by {contrast:.2g}: too little to see errors by")
+    spread = min(stock.spread for stock in bench.stock)
+    return f"repeats itself; standard deviation {spread:.2g}, another seed differs by {contrast:.2g}"
+
+
+def check_sp1(bench: _Bench) -> str:
+    """On one rank, another one for each task: bit-identical to stock."""
+    for request, stock in bench.each():
+        script = bench.rotating_script()
+        _expect_same(bench.kit.run(request, script), stock, f"{request} under {script!r}")
+    return f"{len(bench.requests)} requests bit-identical to stock on changing ranks"
+
+
+def check_fresh(bench: _Bench) -> str:
+    """A task needs nothing but its inputs: not what earlier tasks left on the pipeline, nor what others did."""
+    for request, stock in bench.each():
+        script = bench.rotating_script()
+        output = bench.kit.run(request, script, fresh=True)
+        _expect_same(output, stock, f"{request} under {script!r}, on ranks that have seen no request")
+        script = bench.changing_script(request)
+        output = bench.kit.run(request, script, fresh=True)
+        _expect_same(output, bench.kit.run(request, script), f"{request} under {script!r}, on ranks that have")
+    return f"{len(bench.requests)} requests on ranks as they were loaded, for each task"
+
+
+def check_layouts(bench: _Bench) -> str:
+    """Layouts that change at every step: near stock, and the same bits every time."""
+    worst = 0.0
+    seen: set[ParallelSpec] = set()
+    for request, stock in bench.each():
+        seen.update(bench.specs(request))
+        for _ in range(bench.num_scripts):
+            script = bench.changing_script(request)
+            output = bench.kit.run(request, script)
+            worst = max(worst, bench.expect_near(output, stock, f"{request} under {script!r}"))
+            _expect_same(bench.kit.run(request, script), output, f"repeated: {request} under {script!r}")
+    if seen == {SINGLE}:
+        return "only sp1 is possible: nothing to change"
+    specs = ", ".join(map(str, sorted(seen, key=lambda spec: (spec.size, spec.cfg))))
+    return f"differs from stock by at most {worst:.2g} under {specs}; repeatable"
+
+
+def check_interleaved(bench: _Bench) -> str:
+    """Requests in turns on the same ranks are the requests alone."""
+    pairs = [(request, bench.changing_script(request)) for request in _in_company(bench.requests)]
+    together = bench.kit.run_interleaved(pairs)
+    for (request, script), output in zip(pairs, together, strict=True):
+        _expect_same(output, bench.kit.run(request, script), f"among others: {request} under {script!r}")
+    return f"{len(pairs)} requests in turns are bit-identical to each alone"
+
+
+def check_batched(bench: _Bench) -> str:
+    """Steps of several requests in one dispatch are those of each alone, whether or not they share a pass."""
+    worst = 0.0
+    shared: list[float] = []
+    reasons: dict[str, None] = {}
+    for request in bench.requests:
+        steps = None if request.steps is None else request.steps + 1
+        other = request.but(seed=request.seed + 1, prompt=f"{request.prompt} in the rain, at dusk", steps=steps)
+        spec = bench.specs(request)[-1]
+        for layout in {str(SINGLE): "sp1@0", str(spec): _layout(bench.rng, spec, bench.kit.num_ranks)}.values():
+            batched = bench.kit.run_batched([request, other], layout)
+            for one, output in zip((request, other), batched.outputs, strict=True):
+                about = f"batched: {one} under {layout!r}"
+                worst = max(worst, bench.expect_near(output, bench.kit.run(one, layout), about))
+            shared += batched.requests_per_forward
+            reasons.update(dict.fromkeys(batched.split_reasons))
+    mean = sum(shared) / len(shared) if shared else 1.0
+    if mean <= 1 and not reasons:
+        raise CheckFailed("requests alike do not share a forward pass, and nobody says why")
+    why = f"; split since {'; '.join(reasons)}" if reasons else ""
+    return f"differs from alone by at most {worst:.2g}, {mean:.2g} requests per forward pass{why}"
+
+
+def check_migration(bench: _Bench) -> str:
+    """Every artifact survives a move and the way back; no task changes its inputs, and each can run again."""
+    for request, stock in bench.each():
+        script = bench.rotating_script()
+        output, faults = bench.kit.audit(request, script)
+        if faults:
+            raise CheckFailed(f"{request} under {script!r}: {faults[0]} ({len(faults)} in all)")
+        _expect_same(output, stock, f"{request} under {script!r}, artifacts moved about")
+        script = bench.changing_script(request)
+        _, faults = bench.kit.audit(request, script)
+        if faults:
+            raise CheckFailed(f"{request} under {script!r}: {faults[0]} ({len(faults)} in all)")
+    if any(bench.kit.held()):
+        raise CheckFailed("artifacts are left on ranks after the requests")
+    sizes = bench.kit.artifact_bytes(bench.requests[0])
+    total = sum(sum(part) for part in sizes["denoise"].values())
+    return f"artifacts come back bit-identical, tasks can run again; {total / 1e3:.0f} kB between steps"
+
+
+CHECKS: dict[str, Callable[[_Bench], str]] = {
+    "stock": check_stock,
+    "sp1": check_sp1,
+    "fresh": check_fresh,
+    "layouts": check_layouts,
+    "interleaved": check_interleaved,
+    "batched": check_batched,
+    "migration": check_migration,
+}
+
+
+def check_adapter(
+    kit: AdapterKit,
+    requests: Sequence[KitRequest],
+    *,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    num_scripts: int = 2,
+    checks: Sequence[str] = tuple(CHECKS),
+) -> Report:
+    """Run ``checks`` on what ``kit`` holds; ``num_scripts`` random scripts per request where layouts change.
+
+    ``tolerance`` is in the unit of the pipeline's output. Choose requests that differ: guided and not, sizes that
+    do and do not divide by the degrees, several images. A check that fails does not keep the others from running.
+    Raises ``ValueError`` for a check that does not exist.
+    """
+    if unknown := [name for name in checks if name not in CHECKS]:
+        raise ValueError(f"there is no check {unknown[0]!r}; known: {', '.join(CHECKS)}")
+    report = Report()
+    try:
+        stock = kit.stock(requests)
+    except ChildError as error:
+        report.results.append(CheckResult("stock", False, str(error)))
+        return report
+    for name in checks:
+        # Each its own sequence: a check alone does what it does among the others.
+        bench = _Bench(kit, requests, tolerance, num_scripts, random.Random(f"{seed} {name}"), stock)
+        try:
+            report.results.append(CheckResult(name, True, CHECKS[name](bench)))
+        except (CheckFailed, ChildError) as error:
+            report.results.append(CheckResult(name, False, str(error)))
+    return report
+
+
+def _in_company(requests: Sequence[KitRequest]) -> list[KitRequest]:
+    """At least two, which differ."""
+    return list(requests) if len(requests) > 1 else [requests[0], requests[0].but(seed=requests[0].seed + 1)]

@@ -1,0 +1,41 @@
+"""What the kit and its processes tell each other; without vLLM-Omni, which the kit's own process lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gfdit.adapters.base import Trajectory
+from gfdit.adapters.testing.outputs import Output
+from gfdit.core.artifact_views import ArtifactView
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as the engine hands it on: ``payload`` to the ranks, the rest to the control plane."""
+
+    payload: bytes
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """``fresh``: tasks find the pipeline as it was loaded. ``audit``: they run twice, and are watched."""
+
+    fresh: bool = False
+    audit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """What one rank has to say about a dispatch.
+
+    ``outputs`` by request id, on the first rank of the layout, from tasks that end a request; ``views`` of what is
+    not like a task's input. ``num_forwards`` counts calls of the transformer, ``split_reasons`` say why steps did
+    not share them, ``faults`` are what an audit found.
+    """
+
+    outputs: dict[str, Output]
+    views: tuple[tuple[str, ArtifactView], ...]
+    num_forwards: int
+    split_reasons: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()

@@ -1,0 +1,80 @@
+"""Adapters with an error in them, and errors planted on ranks: the kit must see each."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+from gfdit.adapters.base import TaskCall, TaskOutput
+from gfdit.adapters.qwen_image import QwenImageAdapter
+
+
+def announce_degree(executor: Any, on: bool) -> None:
+    """With ``on=False`` the model is not told the degree of a task."""
+    from gfdit.omni.task_scope import TaskScope
+
+    original = executor.__dict__.setdefault("honest_enter", TaskScope.enter)
+
+    @contextmanager
+    def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any) -> Any:
+        with original(scope, layout, parallel_config):
+            parallel_config.sequence_parallel_size = 1
+            yield
+
+    setattr(TaskScope, "enter", original if on else silent_enter)  # noqa: B010
+
+
+class StaleLatents(QwenImageAdapter):
+    """Goes on from the latents it has itself, rather than from its inputs: wrong once others have made a step."""
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        own = self.__dict__.setdefault("own", {})
+        for call in calls:
+            call.inputs[1]["latents"] = own.get(call.task.request_id, call.inputs[1]["latents"])
+        outputs = super().denoise(calls)
+        for call, output in zip(calls, outputs, strict=True):
+            own[call.task.request_id] = output.artifacts[0]["latents"]
+        return outputs
+
+
+class InPlace(QwenImageAdapter):
+    """Steps on its input instead of a new tensor."""
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        outputs = super().denoise(calls)
+        for call, output in zip(calls, outputs, strict=True):
+            call.inputs[1]["latents"].copy_(output.artifacts[0]["latents"])
+        return outputs
+
+
+class OnThePipeline(QwenImageAdapter):
+    """Keeps on the pipeline what encoding found out; a rank that did not encode does not know."""
+
+    def encode(self, call: TaskCall) -> TaskOutput:
+        assert call.request is not None
+        self.pipeline._scale = call.request.sampling_params.true_cfg_scale
+        return super().encode(call)
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        scale = getattr(self.pipeline, "_scale", 1.5)
+        for call in calls:
+            call.inputs[0]["sampling"].true_cfg_scale = scale
+        return super().denoise(calls)
+
+
+class Deaf(QwenImageAdapter):
+    """Takes one request at a time and does not say why."""
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        return [output for call in calls for output in super(Deaf, self).denoise([call])]
+
+
+class FailsInTheMiddle(QwenImageAdapter):
+    """One member of a layout fails while its peers wait for it."""
+
+    def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
+        from vllm_omni.diffusion.distributed.parallel_state import get_sp_group
+
+        if get_sp_group().rank == 1:
+            raise RuntimeError("planted failure")
+        return super().denoise(calls)

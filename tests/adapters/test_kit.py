@@ -1,0 +1,92 @@
+"""The kit itself: every check can fail, and a failure names what is wrong and leaves the kit usable."""
+
+from __future__ import annotations
+
+import pytest
+
+from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
+from tests.adapters import sabotage
+from tests.adapters.conftest import Kits
+
+PLAIN = KitRequest(128, 128, steps=4)
+GUIDED = KitRequest(128, 128, steps=4, seed=3, negative_prompt="blurry", true_cfg_scale=4.0)
+
+
+@pytest.fixture(scope="module")
+def kit(kits: Kits) -> AdapterKit:
+    return kits("qwen-image")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "request_", "check", "told"),
+    [
+        (sabotage.StaleLatents, PLAIN, "sp1", "bits must be the same"),
+        (sabotage.StaleLatents, PLAIN, "layouts", "differs by"),
+        (sabotage.InPlace, PLAIN, "migration", "changes its input"),
+        (sabotage.OnThePipeline, GUIDED, "fresh", "seen no request"),
+        (sabotage.OnThePipeline, GUIDED.but(true_cfg_scale=2.0), "sp1", "bits must be the same"),
+        (sabotage.Deaf, PLAIN, "batched", "nobody says why"),
+        (sabotage.FailsInTheMiddle, PLAIN, "layouts", "planted failure"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_check_sees_a_planted_error(
+    kit: AdapterKit, adapter: type, request_: KitRequest, check: str, told: str
+) -> None:
+    kit.use_adapter(f"{adapter.__module__}:{adapter.__name__}")
+    try:
+        report = check_adapter(kit, [request_], checks=[check], num_scripts=1)
+    finally:
+        kit.use_adapter(None)
+    assert not report.passed and told in str(report), str(report)
+    assert kit.run(request_, "sp2@0,1").finite and not any(kit.held()), "the kit goes on after a failure"
+
+
+def test_a_degree_that_is_not_announced_is_seen(kit: AdapterKit) -> None:
+    kit.on_ranks(sabotage.announce_degree, False)
+    try:
+        report = check_adapter(kit, [PLAIN], checks=["layouts"], num_scripts=1)
+    finally:
+        kit.on_ranks(sabotage.announce_degree, True)
+    assert not report.passed and "differs by" in str(report), str(report)
+    assert check_adapter(kit, [PLAIN], checks=["layouts"], num_scripts=1).passed
+
+
+def test_batches_are_counted(kit: AdapterKit) -> None:
+    batched = kit.run_batched([PLAIN, PLAIN.but(seed=2), PLAIN.but(seed=3, steps=6)], "sp2@1,0")
+    assert batched.requests_per_forward == (3.0,) * 4 and not batched.split_reasons
+    split = kit.run_batched([GUIDED, GUIDED.but(seed=2, true_cfg_scale=2.0)], "sp1@0")
+    assert split.requests_per_forward == (1.0,) * 4
+    assert "true_cfg_scale" in split.split_reasons[0]
+
+
+def test_artifacts_are_sized(kit: AdapterKit) -> None:
+    sizes = kit.artifact_bytes(GUIDED)
+    assert set(sizes["encode"]) == {"conditioning"} and set(sizes["denoise"]) == {"conditioning", "latents"}
+    assert sizes["decode"] == {}
+    tensors, metadata = sizes["denoise"]["latents"]
+    assert tensors >= 64 * 64 * 4 and metadata > 0, "64 tokens of 64 channels in float32"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("sp3@0,1,2", "denoise cannot run at sp3; allowed: sp1, sp2, sp4"),
+        ("cfg2@0,1", "denoise cannot run at cfg2xsp1"),
+        ("sp2@0,4", "does not name 2 of 4 ranks"),
+        ("encode@1", "no script with a layout for steps"),
+    ],
+)
+def test_a_bad_script_is_named(kit: AdapterKit, script: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        kit.run(PLAIN, script)
+
+
+def test_a_request_that_the_adapter_refuses(kit: AdapterKit) -> None:
+    with pytest.raises(ChildError, match="height must be between"):
+        kit.run(PLAIN.but(height=1_000_000), "sp1@0")
+
+
+def test_an_unknown_check_is_named(kit: AdapterKit) -> None:
+    with pytest.raises(ValueError, match="no check 'speed'; known: stock"):
+        check_adapter(kit, [PLAIN], checks=["speed"])

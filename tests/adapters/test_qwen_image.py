@@ -1,0 +1,60 @@
+"""Qwen-Image on the kit, through its own adapter and through the one for any pipeline with step execution."""
+
+from __future__ import annotations
+
+import pytest
+
+from gfdit.adapters.testing import AdapterKit, KitRequest, check_adapter
+from tests.adapters.conftest import Kits
+
+PLAIN = KitRequest(128, 128, steps=6)
+ODD = KitRequest(144, 144, steps=6, seed=2)  # 81 tokens: no degree but 1 divides them
+GUIDED = KitRequest(128, 128, steps=6, seed=3, negative_prompt="blurry")
+GUIDED_ODD = KitRequest(144, 208, steps=5, seed=4, negative_prompt="blurry", true_cfg_scale=3.0)
+UNALIGNED = KitRequest(100, 90, steps=3, seed=5)
+TWO_IMAGES = KitRequest(128, 96, steps=4, seed=7, negative_prompt="blurry", num_images=2)
+GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
+
+
+@pytest.fixture(scope="module")
+def kit(kits: Kits) -> AdapterKit:
+    return kits("qwen-image")
+
+
+def test_own_adapter(kit: AdapterKit) -> None:
+    report = check_adapter(kit, [PLAIN, GUIDED_ODD], num_scripts=1)
+    assert report.passed, str(report)
+
+
+def test_generic_adapter(kit: AdapterKit) -> None:
+    kit.use_adapter(GENERIC)
+    try:
+        report = check_adapter(kit, [PLAIN, TWO_IMAGES], num_scripts=1)
+    finally:
+        kit.use_adapter(None)
+    assert report.passed, str(report)
+
+
+@pytest.mark.thorough
+def test_own_adapter_on_every_shape(kit: AdapterKit) -> None:
+    report = check_adapter(kit, [PLAIN, ODD, GUIDED, GUIDED_ODD, UNALIGNED, TWO_IMAGES], num_scripts=6)
+    assert report.passed, str(report)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("degrees", "scripts"),
+    [
+        ({"ulysses_degree": 2}, ("sp2@0,1", "sp2@3,1")),
+        ({"ulysses_degree": 4}, ("sp4@2,0,3,1",)),
+        ({"cfg_parallel_size": 2, "ulysses_degree": 2}, ("cfg2xsp2@1,3,0,2",)),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_constant_degree_is_bit_identical_to_stock_at_that_degree(
+    kit: AdapterKit, degrees: dict[str, int], scripts: tuple[str, ...]
+) -> None:
+    requests = [GUIDED, GUIDED_ODD]
+    for request, stock in zip(requests, kit.stock(requests, **degrees), strict=True):
+        for script in scripts:
+            assert kit.run(request, script).identical(stock), (request, script)
