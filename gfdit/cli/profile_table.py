@@ -10,7 +10,7 @@ from pathlib import Path
 from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.cost_table import CostKey
 from gfdit.core.tasks import Shape
-from gfdit.observe.samples import UNLIMITED, Samples
+from gfdit.observe.samples import UNLIMITED, Samples, typical
 
 # For a table without a measured copy: the format wants numbers.
 NO_COPIES = (0.0, UNLIMITED)
@@ -49,8 +49,8 @@ class ProfileTable:
         return [key for key in keys if key not in self.entries]
 
     def add(self, key: CostKey, samples: Samples) -> None:
-        """The median of what was measured under ``key``."""
-        seconds = round(statistics.median(samples.task_s[key]), 7)
+        """What was measured under ``key``."""
+        seconds = round(typical(samples.task_s[key]), 7)
         size = (key.shape.height, key.shape.width, key.shape.num_frames)
         degrees = (key.parallel.sp, key.parallel.cfg)
         self.entries[key] = CostEntry(key.model, key.kind, *size, key.cfg, *degrees, key.batch, seconds)

@@ -144,6 +144,15 @@ class Samples:
         return _SIGMAS_PER_MAD * statistics.median(map(abs, ratios)) if ratios else 0.0
 
 
+def typical(values: Sequence[float]) -> float:
+    """The mean without the lowest and the highest twentieth.
+
+    Times of tasks add up in a request, so their mean counts; single stalls of a machine do not.
+    """
+    cut = len(values) // 20
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
 def median_error(values: Sequence[float]) -> float:
     """Standard error of the median relative to it, robust to outliers; infinite for fewer than two values."""
     if len(values) < 2:
