@@ -5,7 +5,8 @@ family names those parts: :meth:`encode_state`, :meth:`prepare_state`, :meth:`pr
 numbers stay the pipeline's, because the parts are its own methods, called with the arguments ``forward`` gives.
 
 What a family needs beyond vLLM-Omni's state goes into ``state.extra``. Encoding writes there what steps only read;
-names in :attr:`step_extra` are made later, or change, and travel with the latents.
+names in :attr:`step_extra` are made later, or change, and travel with the latents. A family whose graph has more
+encode tasks gives each an artifact with an ``extra`` of its own: a task sees those of all its inputs together.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class DenoiseLoopAdapter(StepExecutionAdapter):
         return TaskOutput(({**conditioning, "generator": latents["generator"]},))
 
     def prepare(self, call: TaskCall) -> TaskOutput:
-        state = join_state(call.inputs)
+        state = join_state(self._with_extra(call))
         state.sampling.generator = copy.deepcopy(state.sampling.generator)  # drawn from; conditioning stays
         self.restore_pipeline(state)
         self.prepare_state(state)
@@ -123,9 +124,12 @@ class DenoiseLoopAdapter(StepExecutionAdapter):
     # State
 
     def resume(self, call: TaskCall) -> StepRequestState:
-        conditioning, latents = call.inputs
-        extra = {**conditioning["extra"], **latents["extra"]}
-        return super().resume(TaskCall(call.task, (conditioning, {**latents, "extra": extra}), call.request))
+        return super().resume(TaskCall(call.task, self._with_extra(call), call.request))
+
+    def _with_extra(self, call: TaskCall) -> tuple[Artifact, ...]:
+        """The inputs, and in the last one the ``extra`` of all: a new one, so that a task may add to it."""
+        extra = {name: value for artifact in call.inputs for name, value in artifact["extra"].items()}
+        return (*call.inputs, {"extra": extra})
 
     def split(self, state: StepRequestState) -> tuple[Artifact, Artifact]:
         """(conditioning, latents), with each its share of ``state.extra``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -133,4 +134,19 @@ def trajectory(
         tasks.append(Task(f"{prefix}{step}", request_id, denoise, step, reads, writes, denoise_candidates))
     reads = (conditioning, latents[num_steps])
     tasks.append(Task(f"{request_id}/decode", request_id, TaskKind.DECODE, 0, reads, (), decode_candidates))
+    return TaskGraph(request_id, tuple(tasks))
+
+
+def with_encoder(graph: TaskGraph, name: str, readers: Container[TaskKind]) -> TaskGraph:
+    """``graph`` with one more encode task, ``encode_<name>``, for an input of the request's own.
+
+    It reads nothing, so it may run beside the others; every task of a kind in ``readers`` reads its artifact,
+    ``<name>``, after its other inputs.
+    """
+    request_id, artifact = graph.request_id, f"{graph.request_id}/{name}"
+    tasks = [Task(f"{request_id}/encode_{name}", request_id, TaskKind.ENCODE, 0, (), (artifact,))]
+    for task in graph.tasks:
+        inputs = (*task.inputs, artifact) if task.kind in readers else task.inputs
+        step, outputs, candidates = task.step_index, task.outputs, task.candidates
+        tasks.append(Task(task.id, request_id, task.kind, step, inputs, outputs, candidates))
     return TaskGraph(request_id, tuple(tasks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from gfdit.core import ParallelSpec, Request, Shape, Task, TaskGraph, TaskKind, trajectory
+from gfdit.core.tasks import with_encoder
 
 SP_1_2_4 = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(4))
 CFG_2 = (*SP_1_2_4, ParallelSpec(1, 2), ParallelSpec(2, 2))
@@ -28,7 +29,7 @@ def make_request(
 
 
 def random_requests(draw: random.Random, count: int) -> list[Arrival]:
-    """Trajectories of all kinds, and every fourth request a graph whose tasks branch and join."""
+    """Trajectories of all kinds; one in four branches and joins, one in five has two encoders."""
     requests = []
     for index in range(count):
         candidates = draw.choice([SP_1_2_4, CFG_2, SP_1_2_4[:1], SP_1_2_4[:2]])
@@ -42,6 +43,8 @@ def random_requests(draw: random.Random, count: int) -> list[Arrival]:
         )
         if draw.random() < 0.25:
             graph = random_graph(draw, request.id, candidates)
+        if index % 5 == 3:
+            graph = with_encoder(graph, "image", {TaskKind.DENOISE, TaskKind.DECODE})
         requests.append((request, graph))
     return requests
 
