@@ -50,7 +50,13 @@ class TaskOutput:
 
 
 class ModelAdapter(Protocol):
-    """One instance per process; ``bind`` and what follows it are used in workers only."""
+    """One instance per process; ``bind`` and what follows it are used in workers only.
+
+    ``masks_sp_padding`` says whether the model itself masks the tokens that pad a sequence to a multiple of the
+    degree, under vLLM-Omni's setting ``mask_sp_padding``; where it does not, its attention layers do.
+    """
+
+    masks_sp_padding: bool
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None: ...
 

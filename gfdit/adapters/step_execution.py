@@ -50,6 +50,8 @@ class StepExecutionAdapter:
 
     #: Whether encoding and the making of initial latents are tasks of their own.
     separate_prepare = False
+    #: Whether the model itself masks the tokens that pad a sequence, if told to; else its attention layers do.
+    masks_sp_padding = True
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
         self.od_config = od_config

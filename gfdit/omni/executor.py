@@ -66,7 +66,7 @@ class OmniExecutor:
         self.device = runner.device
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter)
         self.adapter.bind(runner.pipeline, self.device)
-        runner.make_elastic(TaskScope.alone(rank, comm))
+        runner.make_elastic(TaskScope.alone(rank, comm), self.adapter.masks_sp_padding)
 
     # Tasks
 

@@ -26,16 +26,18 @@ class ElasticModelRunner(DiffusionModelRunner):
     scope: TaskScope
     _original_groups: tuple[Any, Any]
 
-    def make_elastic(self, scope: TaskScope) -> None:
+    def make_elastic(self, scope: TaskScope, model_masks_padding: bool) -> None:
         """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
 
         The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
-        nothing.
+        nothing. Where padding is to be masked and the model cannot, the strategy does and the model is not told.
         """
         self.scope = scope
         self._original_groups = parallel_state._SP, parallel_state._CFG
         parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
-        strategy = GroupFreeUlysses(scope)
+        parallel_config = self.od_config.parallel_config
+        strategy = GroupFreeUlysses(scope, parallel_config.mask_sp_padding and not model_masks_padding)
+        parallel_config.mask_sp_padding &= model_masks_padding
         for module in self.pipeline.modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = strategy

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
+from vllm_omni.diffusion.forward_context import get_forward_context
 
 from gfdit.omni.task_scope import TaskScope
 
@@ -29,14 +30,18 @@ class UlyssesContext(ParallelAttentionContext):
 
 
 class GroupFreeUlysses:
-    """One instance serves every attention layer of a worker; the group is the running task's."""
+    """One instance serves every attention layer of a worker; the group is the running task's.
+
+    With ``mask_padding`` the tokens that pad the sequence are not attended to, for models that do not say so.
+    """
 
     enabled = True
     # vLLM-Omni keys its strict-mode checks on this name.
     name = "ulysses"
 
-    def __init__(self, scope: TaskScope) -> None:
+    def __init__(self, scope: TaskScope, mask_padding: bool = False) -> None:
         self._scope = scope
+        self._mask_padding = mask_padding
 
     @torch.compiler.disable
     def pre_attention(
@@ -57,6 +62,8 @@ class GroupFreeUlysses:
         image = (query, key, value)
         if not text:
             q, k, v = comm.scatter_heads(image, group)
+            if self._mask_padding:
+                attn_metadata = _without_padding(attn_metadata, k)
             return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name)
         assert attn_metadata is not None
         if len(text) != len(image):
@@ -122,6 +129,18 @@ def _check_heads(tensors: tuple[torch.Tensor, ...], size: int) -> None:
     for tensor in tensors:
         if tensor.shape[2] % size:
             raise ValueError(f"{tensor.shape[2]} attention heads do not divide by sequence-parallel degree {size}")
+
+
+def _without_padding(attn_metadata: AttentionMetadata | None, key_BSHD: torch.Tensor) -> AttentionMetadata | None:
+    """With a key mask that hides the padding of the sequence, which is at its end, if there is any."""
+    context = get_forward_context()
+    if not context.sp_padding_size:
+        return attn_metadata
+    attn_metadata = AttentionMetadata() if attn_metadata is None else attn_metadata
+    batch, num_tokens = key_BSHD.shape[:2]
+    is_token = torch.arange(num_tokens, device=key_BSHD.device) < context.sp_original_seq_len
+    attn_metadata.attn_mask = is_token.expand(batch, num_tokens)
+    return attn_metadata
 
 
 def _with_key_mask(attn_metadata: AttentionMetadata | None, key: torch.Tensor) -> AttentionMetadata | None:
