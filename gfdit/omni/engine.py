@@ -26,7 +26,7 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
-from gfdit.core.tasks import Request
+from gfdit.core.tasks import Request, Shape
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
@@ -134,10 +134,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         max_sp = options.max_sp if self._sequence_parallel else 1
         trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
-        if (num_pixels := shape.height * shape.width * shape.num_frames) > self.settings.max_pixels:
-            raise ValueError(
-                f"size {shape} has {num_pixels} pixels, at most {self.settings.max_pixels} are allowed"
-            )
+        self._check_size(shape)
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
@@ -151,6 +148,16 @@ class ElasticDiffusionEngine(DiffusionEngine):
             slo_class=options.slo_class,
         )
         return msg.Submit(wire_request, trajectory.graph, pickle.dumps(request))
+
+    def _check_size(self, shape: Shape) -> None:
+        frame = shape.height * shape.width
+        if frame > self.settings.max_pixels:
+            raise ValueError(
+                f"size {shape} has {frame} pixels a frame, at most {self.settings.max_pixels} are allowed"
+            )
+        if shape.num_frames > 1 and (pixels := frame * shape.num_frames) > self.settings.max_video_pixels:
+            allowed = self.settings.max_video_pixels
+            raise ValueError(f"num_frames: {shape} has {pixels} pixels, at most {allowed} are allowed")
 
     def abort(self, request_id: Any) -> None:
         super().abort(request_id)

@@ -24,8 +24,9 @@ class Settings:
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` turns away what would
-    only exhaust the memory of a rank, and take every other request with it. ``max_artifact_bytes`` is what the
+    the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` of a frame and
+    ``max_video_pixels`` of all frames turn away what would only exhaust the memory of a rank, and take every other
+    request with it. ``max_artifact_bytes`` is what the
     artifacts of a rank may take: requests wait until there is room. ``max_requests`` are alive at once at most,
     others are turned away (HTTP 429).
 
@@ -48,6 +49,7 @@ class Settings:
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096
+    max_video_pixels: int = 1280 * 720 * 161
     run_ahead: int = 1
     max_artifact_bytes: int | None = None
     max_requests: int = 1024
