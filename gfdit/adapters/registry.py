@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 ADAPTERS = {
     "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",
+    "WanDMDPipeline": "gfdit.adapters.wan:WanAdapter",
+    "WanImageToVideoPipeline": "gfdit.adapters.wan_i2v:WanImageToVideoAdapter",
+    "WanPipeline": "gfdit.adapters.wan:WanAdapter",
 }
 GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
 

@@ -1,7 +1,8 @@
 """Small random checkpoints of real model families, for tests and the demo.
 
-One module per family, imported when used, with `write(directory, spec)`. The real pipeline classes, text
-encoders, VAEs and schedulers load them: what is small is their shape.
+One module per family, imported when used, with `write(directory, spec)`; families that share their components
+share a module and name their function. The real pipeline classes, text encoders, VAEs and schedulers load them:
+what is small is their shape.
 """
 
 import importlib
@@ -12,6 +13,9 @@ from pathlib import Path
 
 FAMILIES = {
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",
+    "wan2.2-i2v": "gfdit.adapters.tiny_models.wan:write_i2v",
+    "wan2.2-t2v-a14b": "gfdit.adapters.tiny_models.wan:write_t2v",
+    "wan2.2-ti2v": "gfdit.adapters.tiny_models.wan:write_ti2v",
 }
 
 
@@ -44,7 +48,8 @@ def build(family: str, directory: Path, spec: TinyModelSpec) -> None:
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
         checkpoint = Path(scratch) / "checkpoint"
         checkpoint.mkdir()
-        importlib.import_module(FAMILIES[family]).write(checkpoint, spec)
+        module, _, function = FAMILIES[family].partition(":")
+        getattr(importlib.import_module(module), function or "write")(checkpoint, spec)
         if directory.exists():
             directory.rmdir()
         shutil.move(checkpoint, directory)

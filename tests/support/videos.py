@@ -1,0 +1,53 @@
+"""Videos over HTTP: the two endpoints of vLLM-Omni, and the frames of what comes back."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+from PIL import Image
+
+
+def post_video(
+    base_url: str, path: str, fields: Mapping[str, Any], image: Image.Image | None = None, timeout_s: float = 120.0
+) -> httpx.Response:
+    """A request for a video as a form; ``image`` is its first frame. ``extra_params`` may be an object."""
+    form = {
+        name: json.dumps(value) if isinstance(value, Mapping) else str(value) for name, value in fields.items()
+    }
+    # Always a file of some sort: that is what makes it a multipart form.
+    files: dict[str, Any] = {name: (None, value) for name, value in form.items()}
+    if image is not None:
+        png = io.BytesIO()
+        image.save(png, "png")
+        files["input_reference"] = ("first_frame.png", png.getvalue(), "image/png")
+    return httpx.post(f"{base_url}{path}", files=files, timeout=timeout_s, trust_env=False)
+
+
+def get(base_url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{base_url}{path}", timeout=30.0, trust_env=False)
+
+
+def wait_for_job(base_url: str, job_id: str, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    """Everything that was said of a job, a line per change, until it is completed or failed."""
+    deadline_s = time.monotonic() + timeout_s
+    said: list[dict[str, Any]] = []
+    while not said or said[-1]["status"] not in ("completed", "failed"):
+        assert time.monotonic() < deadline_s, said
+        job = get(base_url, f"/v1/videos/{job_id}").json()
+        if not said or job["status"] != said[-1]["status"]:
+            said.append(job)
+        time.sleep(0.02)
+    return said
+
+
+def frames_of(mp4: bytes) -> np.ndarray:
+    """(frames, height, width, 3) uint8."""
+    with av.open(io.BytesIO(mp4), "r") as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
