@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gfdit.core import commands as cmd
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import Slowness
 
 
-@dataclass(slots=True)
-class Execution:
+class Execution(Struct, gc=False):
     """A dispatch on its ranks; ``start_s`` is in the future while it waits for copies.
 
     ``seconds`` is what it takes, without the rounding of end minus start: a right cost model stays as it is.
@@ -22,8 +21,7 @@ class Execution:
     seconds: float
 
 
-@dataclass(slots=True)
-class Copy:
+class Copy(Struct):
     command: cmd.Migrate
     start_s: float
     end_s: float

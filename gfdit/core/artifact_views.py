@@ -6,9 +6,10 @@ A codec makes the view where the artifact is made; from there on layouts alone s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
+
+from msgspec import Struct
 
 from gfdit.core.layouts import ExecutionLayout
 
@@ -19,8 +20,7 @@ Box = tuple[Range, ...]
 """A part of a tensor: one range per dimension."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldView:
+class FieldView(Struct, frozen=True, gc=False):
     """One tensor of an artifact: its global ``shape``, ``dtype`` by torch's name and ``item_bytes`` of an element.
 
     ``sp_dim`` is split over the sequence shards of a layout and ``cfg_dim`` over its guidance branches, each as
@@ -60,8 +60,7 @@ class FieldView:
         return self.item_bytes * volume(box)
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactView:
+class ArtifactView(Struct, frozen=True, gc=False):
     """The tensor fields of an artifact. What else it consists of, its metadata, every holder has whole."""
 
     fields: tuple[FieldView, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.layouts import ExecutionLayout
@@ -14,8 +15,7 @@ Lane = Literal["compute", "migration"]
 """The two queues of a rank, each with edges of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Migrate:
+class Migrate(Struct, frozen=True, gc=False):
     """Bring an artifact to the ranks of ``target``, each its part of it, on the migration lane.
 
     ``ranks``, sources first, take part; each runs its ``transfers`` in the order given. ``held`` says under which
@@ -39,8 +39,7 @@ class Migrate:
         return sum([len(transfer.destinations) for transfer in self.transfers])
 
 
-@dataclass(frozen=True, slots=True)
-class RunTask:
+class RunTask(Struct, frozen=True, gc=False):
     """Run ``tasks`` (several: one batched step) on every rank of ``layout``.
 
     A rank first waits for the ``migrations`` it takes part in, which were emitted before; it drops the
@@ -60,8 +59,7 @@ class RunTask:
     after: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WithdrawTask:
+class WithdrawTask(Struct, frozen=True, gc=False):
     """Take a queued task back, unless a rank has begun it: then it runs on all of them.
 
     The first claim decides, of a rank to begin it or of this command, and it decides for every rank: a group of
@@ -72,8 +70,7 @@ class WithdrawTask:
     dispatch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class FreeArtifacts:
+class FreeArtifacts(Struct, frozen=True, gc=False):
     """Drop these artifacts on these ranks; an unknown one is no error.
 
     One that a task or copy with a number above ``before`` makes stays: it was made again since.
@@ -84,8 +81,7 @@ class FreeArtifacts:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResetEdges:
+class ResetEdges(Struct, frozen=True, gc=False):
     """Return edges among ``ranks`` to a fresh state: after a failed collective, or for a rank that has joined.
 
     ``edges`` are (rank, peer, generation) with rank < peer. Every rank resets those it is an end of when it gets
@@ -98,28 +94,24 @@ class ResetEdges:
     edges: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequest:
+class StartRequest(Struct, frozen=True, gc=False):
     """The first task of a request has been dispatched: it has left the queue."""
 
     request_id: str
     queue_wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteRequest:
+class CompleteRequest(Struct, frozen=True, gc=False):
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
+class CancelRequest(Struct, frozen=True, gc=False):
     """A cancelled request holds nothing any more."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RejectRequest:
+class RejectRequest(Struct, frozen=True, gc=False):
     """Admission refused the request (HTTP 429)."""
 
     request_id: str
@@ -127,22 +119,19 @@ class RejectRequest:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FailRequest:
+class FailRequest(Struct, frozen=True, gc=False):
     request_id: str
     error: str
     status_code: int = 500
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFault:
+class ReportFault(Struct, frozen=True, gc=False):
     """A policy raised, broke a rule or left ready tasks idle; scheduling goes on."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True, gc=False):
     """Send a :class:`~events.WakeUp` at this time; replaces an earlier one."""
 
     at_s: float

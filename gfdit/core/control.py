@@ -176,8 +176,8 @@ class ControlPlane:
         return False
 
     def _on_finished(self, event: ev.TaskFinished) -> bool:
-        self._note_begun(event.dispatch_id)
-        if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
+        dispatch = self._note_begun(event.dispatch_id)
+        if dispatch is None or not _report(dispatch, event.rank):
             return False
         dispatch.finished.add(event.rank)
         dispatch.seconds = max(dispatch.seconds, event.seconds)
@@ -185,27 +185,17 @@ class ControlPlane:
         return self._close_if_done(dispatch)
 
     def _on_failed(self, event: ev.TaskFailed) -> bool:
-        self._note_begun(event.dispatch_id)
-        return self._fail(event)
-
-    def _fail(self, event: ev.TaskFailed) -> bool:
-        if (dispatch := self._report(event.dispatch_id, event.rank)) is None:
+        dispatch = self._note_begun(event.dispatch_id)
+        if dispatch is None or not _report(dispatch, event.rank):
             return False
         _take_error(dispatch, event)
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 
-    def _note_begun(self, dispatch_id: int) -> None:
-        """A rank has begun a dispatch: too late to take it back."""
+    def _note_begun(self, dispatch_id: int) -> DispatchRecord | None:
+        """A rank has begun a dispatch: too late to take it back. None for one that is over."""
         if dispatch := self.state.dispatches.get(dispatch_id):
             dispatch.begun, dispatch.withdrawing = True, False
-
-    def _report(self, dispatch_id: int, rank: int) -> DispatchRecord | None:
-        """Note that ``rank`` is done with a dispatch; None for a late or repeated report."""
-        dispatch = self.state.dispatches.get(dispatch_id)
-        if dispatch is None or rank not in dispatch.waiting_for:
-            return None
-        dispatch.waiting_for.discard(rank)
         return dispatch
 
     def _on_migrated(self, event: ev.MigrationFinished) -> bool:
@@ -262,7 +252,7 @@ class ControlPlane:
                 self._close_migration_if_done(migration)
         message = f"rank {event.rank} was lost: {event.reason}"
         for dispatch in list(self.state.dispatches.values()):
-            if self._report(dispatch.id, event.rank):
+            if _report(dispatch, event.rank):
                 if dispatch.error is None or dispatch.secondary:  # it explains the echoes
                     dispatch.error, dispatch.status_code, dispatch.secondary = message, 503, True
                 self._withdraw_follower(dispatch)
@@ -347,14 +337,14 @@ class ControlPlane:
                     self._retry_or_fail(record, dispatch)
                 elif record.scattered and is_lacking(record):
                     self.state.recover(record)
-                if request_id not in failed:
+                if self.checkpoint_every_steps and request_id not in failed:
                     self._checkpoint(record, dispatch)
             self._settle(record)
 
     def _checkpoint(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
         """After the last of every so many steps."""
-        every, task = self.checkpoint_every_steps, dispatch.tasks[0]
-        if every and task.kind is TaskKind.DENOISE and (task.step_index + 1) % every == 0:
+        task = dispatch.tasks[0]
+        if task.kind is TaskKind.DENOISE and (task.step_index + 1) % self.checkpoint_every_steps == 0:
             for migration in self.state.keep_copies(record, self._new_id):
                 self.migrations[migration.migration_id] = MigrationRecord.of(migration)
                 self._out.append(migration)
@@ -559,6 +549,14 @@ class ControlPlane:
     def _new_id(self) -> int:
         self.state.last_id += 1
         return self.state.last_id
+
+
+def _report(dispatch: DispatchRecord, rank: int) -> bool:
+    """Note that ``rank`` is done with ``dispatch``; False for a repeated report."""
+    if rank not in dispatch.waiting_for:
+        return False
+    dispatch.waiting_for.discard(rank)
+    return True
 
 
 def _take_error(dispatch: DispatchRecord, event: ev.TaskFailed) -> None:

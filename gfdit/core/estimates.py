@@ -96,10 +96,10 @@ class Estimates:
 
 
 def _fits(known: _Known, request: RequestView) -> bool:
-    """An id may come again for another request. Views of one request share these objects."""
+    """An id may come again for another request."""
     return (
-        known.shape is request.shape
-        and known.candidates is request.candidates
+        known.shape == request.shape
+        and known.candidates == request.candidates
         and known.cfg == request.cfg
         and known.model == request.model
     )

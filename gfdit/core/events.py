@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.tasks import Request, TaskGraph
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(Struct, frozen=True, gc=False):
     request: Request
     graph: TaskGraph
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(Struct, frozen=True, gc=False):
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDispatched:
+class TaskDispatched(Struct, frozen=True, gc=False):
     """CPU-side dispatch to one rank is complete; the device may still be busy with it."""
 
     dispatch_id: int
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStarted:
+class TaskStarted(Struct, frozen=True, gc=False):
     """The device of one rank has begun the dispatch."""
 
     dispatch_id: int
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskWithdrawn:
+class TaskWithdrawn(Struct, frozen=True, gc=False):
     """A :class:`~commands.WithdrawTask` was in time: no rank has begun the dispatch and none will."""
 
     dispatch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFinished:
+class TaskFinished(Struct, frozen=True, gc=False):
     """The device of one rank is done; ``seconds`` is its measured execution time.
 
     The first rank of the layout tells with ``views`` what the artifacts that were made consist of. One that it
@@ -56,8 +50,7 @@ class TaskFinished:
     views: tuple[tuple[str, ArtifactView], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(Struct, frozen=True, gc=False):
     """One rank gave the dispatch up. ``secondary`` marks an error that only echoes a peer's failure.
 
     Its inputs are on that rank as they were before.
@@ -70,8 +63,7 @@ class TaskFailed:
     secondary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationFinished:
+class MigrationFinished(Struct, frozen=True, gc=False):
     """One rank is done with its side of a migration; ``seconds`` it took, 0 where not measured.
 
     ``num_bytes`` have come to this rank. With ``error`` nothing has, and it holds what it held before; with
@@ -86,32 +78,27 @@ class MigrationFinished:
     secondary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EdgesReset:
+class EdgesReset(Struct, frozen=True, gc=False):
     """One rank has reset its side of the edges of a :class:`~commands.ResetEdges`."""
 
     reset_id: int
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankLost:
+class RankLost(Struct, frozen=True, gc=False):
     rank: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankJoined:
+class RankJoined(Struct, frozen=True, gc=False):
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class WakeUp:
+class WakeUp(Struct, frozen=True, gc=False):
     """A time asked for with :class:`~commands.WakeAt` has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookAhead:
+class LookAhead(Struct, frozen=True, gc=False):
     """Nothing else is to be handed in now: time to ask the policy about the step after a running one."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class ParallelSpec(NamedTuple):
@@ -33,8 +34,7 @@ def widest(specs: Iterable[ParallelSpec], num_ranks: int) -> ParallelSpec | None
     return max((s for s in specs if s.size <= num_ranks), key=lambda s: (s.size, s.sp), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionLayout:
+class ExecutionLayout(Struct, frozen=True, gc=False):
     """Ordered global ranks under a :class:`ParallelSpec`.
 
     The rank of CFG branch ``c`` and sequence shard ``s`` is ``ranks[c * sp + s]``. A layout is a plain

@@ -8,10 +8,12 @@ said at that moment, or nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import nsmallest
 from operator import attrgetter
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gfdit.core.cost import CostModel
 from gfdit.core.policy import Policy, SchedulerView, TaskView
@@ -28,8 +30,7 @@ turn comes before they end; until then what the policy said last about them stan
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
+class NextStep(Struct, frozen=True, gc=False):
     """What follows a dispatch on its own layout; ``views`` are what the policy saw of ``tasks``."""
 
     tasks: tuple[Task, ...]
@@ -130,7 +131,8 @@ class _Outlook:
         left = dict(record.tasks_left)
         for task in done:
             left[task.kind] -= 1
-        self._requests[request_id] = self._requests[request_id]._replace(
+        self._requests[request_id] = replace(
+            self._requests[request_id],
             steps_done=record.steps_done + sum([task.kind is TaskKind.DENOISE for task in done]),
             tasks_left=MappingProxyType(left),
             running=len(record.running) > 1,

@@ -4,21 +4,23 @@ A policy sees every ready task and every rank, and answers with the tasks to run
 layout of its choice. It reads time from ``view.now_s`` alone, so the same object gives the same decisions in
 the simulator and in production.
 
-What is made anew for every task is a named tuple, which takes a third of the time of a frozen dataclass.
+What is made anew for every task is a msgspec struct: it is made in a tenth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
-class TaskView(NamedTuple):
+class TaskView(Struct, frozen=True, gc=False):
     """A ready task. ``artifacts`` pairs each input with the ranks that hold it."""
 
     id: str
@@ -46,7 +48,7 @@ class TaskView(NamedTuple):
         )
 
 
-class RequestView(NamedTuple):
+class RequestView(Struct, frozen=True, gc=False):
     """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now."""
 
     id: str
@@ -65,7 +67,7 @@ class RequestView(NamedTuple):
     running: bool
 
 
-class RankView(NamedTuple):
+class RankView(Struct, frozen=True, gc=False):
     """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models."""
 
     id: int
@@ -75,7 +77,7 @@ class RankView(NamedTuple):
     node: int
 
 
-class SchedulerView(NamedTuple):
+class SchedulerView(Struct, frozen=True, gc=False):
     """Everything a policy may look at, valid during one ``schedule`` call.
 
     ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
@@ -89,14 +91,14 @@ class SchedulerView(NamedTuple):
     cost: CostModel
 
 
-class Dispatch(NamedTuple):
+class Dispatch(Struct, frozen=True, gc=False):
     """Run these tasks (several: one batched step) on this layout now."""
 
     tasks: tuple[str, ...]
     layout: ExecutionLayout
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True, gc=False):
     """What to run now, and when to ask again if nothing else happens before."""
 
     dispatches: tuple[Dispatch, ...] = ()

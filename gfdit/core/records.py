@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.commands import Command, Migrate
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
@@ -21,8 +23,7 @@ class ArtifactState(StrEnum):
     FREED = "freed"
 
 
-@dataclass(slots=True)
-class ArtifactRecord:
+class ArtifactRecord(Struct, gc=False):
     """``layout`` is the authoritative one, where it was made. ``holders`` are all ranks with it, each with the
     layout under which it holds its part. ``readers`` counts the tasks that have still to read it.
     """
@@ -31,10 +32,10 @@ class ArtifactRecord:
     readers: int
     state: ArtifactState = ArtifactState.PENDING
     layout: ExecutionLayout | None = None
-    holders: dict[int, ExecutionLayout] = field(default_factory=dict)
+    holders: dict[int, ExecutionLayout] = {}
     view: ArtifactView = UNKNOWN
-    kept: dict[int, ExecutionLayout] = field(default_factory=dict)  # copies to fall back on, even once it is freed
-    keeping: set[int] = field(default_factory=set)  # where such a copy is on its way
+    kept: dict[int, ExecutionLayout] = {}  # copies to fall back on, even once it is freed
+    keeping: set[int] = set()  # where such a copy is on its way
 
     def drop_from(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -132,7 +133,10 @@ class RequestRecord:
         """
         art = self.artifacts[name]
         known = art.state is ArtifactState.MATERIALIZED
-        art.holders = (art.holders if known else {}) | dict.fromkeys(holders, layout)
+        if known:
+            art.holders |= dict.fromkeys(holders, layout)
+        else:
+            art.holders = dict.fromkeys(holders, layout)
         art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
         for task in () if known else self.consumers[name]:
             if task.id not in self.waiting:
@@ -143,8 +147,7 @@ class RequestRecord:
                 self.unblocked.append(task)
 
 
-@dataclass(slots=True)
-class DispatchRecord:
+class DispatchRecord(Struct, gc=False):
     id: int
     tasks: tuple[Task, ...]
     views: tuple[TaskView, ...]
@@ -160,10 +163,10 @@ class DispatchRecord:
     looked_ahead: int = -1  # the version of the state that the policy was asked about for its next step
     out_of_step: bool = False  # what ran before it has failed: reset the edges afterwards
     migrations: tuple[int, ...] = ()
-    finished: set[int] = field(default_factory=set)  # ranks that have reported success, even if lost since
-    lost: set[int] = field(default_factory=set)  # ranks lost since, even if they have joined again
+    finished: set[int] = set()  # ranks that have reported success, even if lost since
+    lost: set[int] = set()  # ranks lost since, even if they have joined again
     seconds: float = 0.0
-    made: dict[str, ArtifactView] = field(default_factory=dict)  # what was said of its outputs
+    made: dict[str, ArtifactView] = {}  # what was said of its outputs
     error: str | None = None
     status_code: int = 500
     secondary: bool = False
@@ -176,8 +179,7 @@ class DispatchRecord:
         return tuple(rank for rank in self.layout.ranks if rank not in self.lost)
 
 
-@dataclass(slots=True)
-class MigrationRecord:
+class MigrationRecord(Struct):
     """A migration under way. ``doubtful`` are ranks that may never get their part, with what they held before."""
 
     command: Migrate
@@ -196,8 +198,7 @@ class MigrationRecord:
         return cls(command, set(command.ranks), set(command.ranks), doubtful)
 
 
-@dataclass(slots=True)
-class RankRecord:
+class RankRecord(Struct):
     id: int
     resident: frozenset[str]
     node: int = 0

@@ -188,7 +188,7 @@ class ClusterState:
         Of two tasks that read an artifact at the same time neither consumes it.
         """
         freed: list[cmd.Command] = []
-        finished = dispatch.finished.intersection(dispatch.members)
+        finished = dispatch.finished.difference(dispatch.lost)
         for name in task.outputs:
             record.materialize(name, dispatch.layout, finished, _view_of(name, record, task, dispatch))
             if not record.artifacts[name].readers and record.consumers[name]:
@@ -234,10 +234,12 @@ class ClusterState:
     def _free(self, record: RequestRecord, name: str, dropped_by: set[int]) -> list[cmd.Command]:
         art = record.artifacts[name]
         holders = record.touched & self.ranks.present.keys() if record.scattered else art.holders.keys()
+        left = holders - dropped_by
         art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
-        left = tuple(sorted(holders - dropped_by - art.kept.keys() - art.keeping))
-        return [cmd.FreeArtifacts(left, (name,), self.last_id)] if left else []
+        if left:
+            left = left - art.kept.keys() - art.keeping
+        return [cmd.FreeArtifacts(tuple(sorted(left)), (name,), self.last_id)] if left else []
 
     def give_up(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> None:
         """``task`` did not succeed and is not in flight any more; it will run again if anything of it will."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gfdit.core.layouts import SINGLE, ParallelSpec
 
@@ -40,8 +41,7 @@ class Shape(NamedTuple):
         return f"{self.height}x{self.width}{frames}"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True, gc=False):
     """What the control plane knows of a request; prompts and tensors stay outside.
 
     ``arrival_s`` and ``deadline_s`` are absolute, on the clock whose readings are handed to the control
@@ -59,8 +59,7 @@ class Request:
     slo_class: str = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True, gc=False):
     """One schedulable unit: reads ``inputs``, makes ``outputs`` (artifact ids)."""
 
     id: str
@@ -72,8 +71,7 @@ class Task:
     candidates: tuple[ParallelSpec, ...] = (SINGLE,)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGraph:
+class TaskGraph(Struct, frozen=True, gc=False):
     """The tasks of one request, a directed acyclic graph in topological order.
 
     A task is ready once every input is materialized; the request is complete once every task has finished.
@@ -90,10 +88,12 @@ class TaskGraph:
             if task.id in ids or task.request_id != self.request_id:
                 raise ValueError(f"task {task.id} is repeated or belongs to another request")
             ids.add(task.id)
-            if missing := [name for name in task.inputs if name not in made]:
-                raise ValueError(f"task {task.id} reads {missing[0]}, which no earlier task makes")
-            if again := [name for name in task.outputs if name in made]:
-                raise ValueError(f"task {task.id} makes {again[0]} a second time")
+            if not made.issuperset(task.inputs):
+                missing = next(name for name in task.inputs if name not in made)
+                raise ValueError(f"task {task.id} reads {missing}, which no earlier task makes")
+            if not made.isdisjoint(task.outputs):
+                again = next(name for name in task.outputs if name in made)
+                raise ValueError(f"task {task.id} makes {again} a second time")
             made.update(task.outputs)
         if not self.tasks:
             raise ValueError(f"request {self.request_id} has no tasks")

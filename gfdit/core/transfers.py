@@ -8,7 +8,8 @@ done waits for nobody, and there is always one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gfdit.core.artifact_views import ArtifactView, Box, FieldView, cells, contains, volume
 from gfdit.core.layouts import ExecutionLayout
@@ -19,16 +20,14 @@ Ranks = tuple[int, ...]
 RIDING_BYTES = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True, gc=False):
     """``box``, in global coordinates, of the field at ``index`` of a view."""
 
     index: int
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True, gc=False):
     """``source`` sends the same ``pieces`` to all ``destinations``, and the artifact's metadata if ``metadata``.
 
     ``num_bytes`` counts the pieces once.
@@ -45,8 +44,7 @@ class Transfer:
         return (self.source, *self.destinations)
 
 
-@dataclass(frozen=True, slots=True)
-class TransferPlan:
+class TransferPlan(Struct, frozen=True, gc=False):
     """``transfers`` in the order to run them. ``ranks``, sources first, have something to do.
 
     Some may only have to drop a part of what they hold.

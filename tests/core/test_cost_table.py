@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gfdit.core import (
     CostModel,
@@ -49,7 +50,7 @@ def table() -> CostTable:
 def task(shape: Shape | int = 512, kind: TaskKind = TaskKind.DENOISE, **changes: Any) -> TaskView:
     shape = shape if isinstance(shape, Shape) else Shape(shape, shape)
     base = TaskView("r/x", "r", "qwen", kind, 0, shape, False, CANDIDATES, (("r/a", (0, 1)), ("r/b", (0,))))
-    return base._replace(**changes)
+    return structs.replace(base, **changes)
 
 
 def request(**changes: Any) -> RequestView:
@@ -57,7 +58,7 @@ def request(**changes: Any) -> RequestView:
     base = RequestView(
         "r", "qwen", Shape(512, 512), False, 0, 10, 0.0, None, 0, "default", CANDIDATES, left, None, False
     )
-    return base._replace(**changes)
+    return structs.replace(base, **changes)
 
 
 def on(spec: ParallelSpec, *ranks: int) -> ExecutionLayout:

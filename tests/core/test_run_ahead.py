@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from gfdit.core import ControlPlane, Decision, Dispatch, ExecutionLayout, ParallelSpec, RankRecord, SchedulerView
 from gfdit.core import commands as cmd
@@ -32,7 +33,7 @@ class Urgent:
     seen: list[SchedulerView] = field(default_factory=list)
 
     def schedule(self, view: SchedulerView) -> Decision:
-        self.seen.append(view._replace(requests=dict(view.requests)))
+        self.seen.append(replace(view, requests=dict(view.requests)))
         order = sorted(view.ready, key=lambda task: task.request_id != "urgent")
         if not order or len(view.free_ranks) < 2:
             return Decision()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from gfdit.core import ControlPlane, Decision, Dispatch, ExecutionLayout, ParallelSpec, RankRecord, SchedulerView
 from gfdit.core import commands as cmd
@@ -151,7 +152,7 @@ def keep_an_old_rank(control: ControlPlane) -> None:
 def keep_an_old_request(control: ControlPlane) -> None:
     views = control.state._request_views
     name = next(iter(views))
-    views[name] = views[name]._replace(steps_done=views[name].steps_done + 1)
+    views[name] = replace(views[name], steps_done=views[name].steps_done + 1)
 
 
 def keep_old_tasks(control: ControlPlane) -> None:

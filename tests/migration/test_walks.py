@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gfdit.comm import CommError, GroupFreeComm, spawn
 from gfdit.core.artifact_views import ArtifactView, Box, FieldView

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gfdit.core import (
     ExecutionLayout,
@@ -144,6 +145,6 @@ def test_it_does_not_grow_to_a_rank_that_another_waiting_request_would_stay_on()
 def test_a_request_that_is_not_denoising_is_entitled_to_one_rank() -> None:
     """Of three requests on four ranks the oldest would get two, but it decodes."""
     a, b, c = (denoising(name, (rank,), (rank,), (rank,)) for rank, name in enumerate("abc"))
-    decode = a[0]._replace(id="a/decode", kind=TaskKind.DECODE, candidates=(ParallelSpec(),))
-    decoding = a[1]._replace(tasks_left={TaskKind.DENOISE: 0, TaskKind.DECODE: 1})
+    decode = replace(a[0], id="a/decode", kind=TaskKind.DECODE, candidates=(ParallelSpec(),))
+    decoding = replace(a[1], tasks_left={TaskKind.DENOISE: 0, TaskKind.DECODE: 1})
     assert dispatched((decode, decoding), b, c) == {"a": "sp1@0", "b": "sp2@1,3", "c": "sp1@2"}

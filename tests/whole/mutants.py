@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gfdit.core import control as control_module
 from gfdit.core import events as ev
@@ -59,13 +59,13 @@ def generations_are_counted_by_reset_not_by_edge(patch: pytest.MonkeyPatch) -> N
 @mutant
 def one_rank_speaks_for_all(patch: pytest.MonkeyPatch) -> None:
     """A dispatch closes with its first report."""
-    _after(patch, ControlPlane, "_report", lambda dispatch, *_: _clear(dispatch))
 
-
-def _clear(dispatch: DispatchRecord | None) -> DispatchRecord | None:
-    if dispatch is not None:
+    def report(dispatch: DispatchRecord, rank: int) -> bool:
+        open_yet = rank in dispatch.waiting_for
         dispatch.waiting_for.clear()
-    return dispatch
+        return open_yet
+
+    patch.setattr(control_module, "_report", report)
 
 
 @mutant

@@ -36,6 +36,8 @@ def test_a_run_is_the_same_in_another_process() -> None:
 
 
 def test_the_command_that_replays_a_seed_works() -> None:
-    done = subprocess.run(replay_command(7).split(), capture_output=True, text=True, check=False)
+    python, *arguments = replay_command(7).split()
+    assert python == "python"
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "RequestArrived" in done.stdout and "nothing wrong" in done.stdout

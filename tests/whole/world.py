@@ -10,8 +10,9 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gfdit.core import ControlPlane, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
