@@ -54,37 +54,49 @@ class CheckFailed(AssertionError):  # noqa: N818 - reads as what happened
 
 @dataclass(slots=True)
 class _Bench:
-    """What the checks share: the kit, the requests and what stock makes of them."""
+    """What the checks share: the kit, the requests, what stock makes of them, and runs of one request alone."""
 
     kit: AdapterKit
     requests: Sequence[KitRequest]
     tolerance: float
+    seed: int
     num_scripts: int
-    rng: random.Random
     stock: list[Output]
+    _alone: dict[tuple[KitRequest, str], Output] = field(default_factory=dict)
 
     def each(self) -> Iterator[tuple[KitRequest, Output]]:
         return zip(self.requests, self.stock, strict=True)
 
-    def rotating_script(self) -> str:
+    def alone(self, request: KitRequest, script: str) -> Output:
+        """``request`` under ``script``, run once whoever asks."""
+        key = (request, script)
+        if key not in self._alone:
+            self._alone[key] = self.kit.run(request, script)
+        return self._alone[key]
+
+    def rotating_script(self, request: KitRequest) -> str:
         """Every task on another rank than the one before, all on a single one."""
         num_ranks = self.kit.num_ranks
-        ranks = self.rng.sample(range(num_ranks), num_ranks)
+        ranks = self.rng(request, "rotating").sample(range(num_ranks), num_ranks)
         steps = " ".join(f"sp1@{ranks[(2 + step) % num_ranks]}" for step in range(num_ranks))
         return f"encode@{ranks[0]} prepare@{ranks[1 % num_ranks]} {steps} decode@{ranks[-1]}"
 
-    def changing_script(self, request: KitRequest) -> str:
+    def changing_script(self, request: KitRequest, number: int = 0) -> str:
         """Another layout for every step; if there are enough, every specification the request can have."""
-        kit, rng = self.kit, self.rng
+        num_ranks, rng = self.kit.num_ranks, self.rng(request, str(number))
         wide = [spec for spec in self.specs(request) if spec != SINGLE]
         specs = [*rng.sample(wide, len(wide)), SINGLE]
         length = max(len(specs), 6)
-        steps = [_layout(rng, specs[index % len(specs)], kit.num_ranks) for index in range(length)]
-        places = [rng.randrange(kit.num_ranks) for _ in range(3)]
+        steps = [layout_word(rng, specs[index % len(specs)], num_ranks) for index in range(length)]
+        places = [rng.randrange(num_ranks) for _ in range(3)]
         return f"encode@{places[0]} prepare@{places[1]} {' '.join(steps)} decode@{places[2]}"
 
     def specs(self, request: KitRequest) -> list[ParallelSpec]:
         return [spec for spec in self.kit.candidates(request) if spec.size <= self.kit.num_ranks]
+
+    def rng(self, request: KitRequest, purpose: str) -> random.Random:
+        """The same for the same seed, request and purpose, whatever else runs."""
+        return random.Random(f"{self.seed} {request} {purpose}")
 
     def expect_near(self, output: Output, reference: Output, about: str) -> float:
         difference = output.difference(reference)
@@ -93,7 +105,8 @@ class _Bench:
         return difference
 
 
-def _layout(rng: random.Random, spec: ParallelSpec, num_ranks: int) -> str:
+def layout_word(rng: random.Random, spec: ParallelSpec, num_ranks: int) -> str:
+    """``spec`` on random ranks in random order, as a word of a script."""
     return f"{spec}@{','.join(map(str, rng.sample(range(num_ranks), spec.size)))}"
 
 
@@ -121,7 +134,7 @@ def check_stock(bench: _Bench) -> str:
 def check_sp1(bench: _Bench) -> str:
     """On one rank, another one for each task: bit-identical to stock."""
     for request, stock in bench.each():
-        script = bench.rotating_script()
+        script = bench.rotating_script(request)
         _expect_same(bench.kit.run(request, script), stock, f"{request} under {script!r}")
     return f"{len(bench.requests)} requests bit-identical to stock on changing ranks"
 
@@ -129,12 +142,12 @@ def check_sp1(bench: _Bench) -> str:
 def check_fresh(bench: _Bench) -> str:
     """A task needs nothing but its inputs: not what earlier tasks left on the pipeline, nor what others did."""
     for request, stock in bench.each():
-        script = bench.rotating_script()
+        script = bench.rotating_script(request)
         output = bench.kit.run(request, script, fresh=True)
         _expect_same(output, stock, f"{request} under {script!r}, on ranks that have seen no request")
         script = bench.changing_script(request)
         output = bench.kit.run(request, script, fresh=True)
-        _expect_same(output, bench.kit.run(request, script), f"{request} under {script!r}, on ranks that have")
+        _expect_same(output, bench.alone(request, script), f"{request} under {script!r}, on ranks that have")
     return f"{len(bench.requests)} requests on ranks as they were loaded, for each task"
 
 
@@ -144,9 +157,9 @@ def check_layouts(bench: _Bench) -> str:
     seen: set[ParallelSpec] = set()
     for request, stock in bench.each():
         seen.update(bench.specs(request))
-        for _ in range(bench.num_scripts):
-            script = bench.changing_script(request)
-            output = bench.kit.run(request, script)
+        for number in range(bench.num_scripts):
+            script = bench.changing_script(request, number)
+            output = bench.alone(request, script)
             worst = max(worst, bench.expect_near(output, stock, f"{request} under {script!r}"))
             _expect_same(bench.kit.run(request, script), output, f"repeated: {request} under {script!r}")
     if seen == {SINGLE}:
@@ -160,7 +173,7 @@ def check_interleaved(bench: _Bench) -> str:
     pairs = [(request, bench.changing_script(request)) for request in _in_company(bench.requests)]
     together = bench.kit.run_interleaved(pairs)
     for (request, script), output in zip(pairs, together, strict=True):
-        _expect_same(output, bench.kit.run(request, script), f"among others: {request} under {script!r}")
+        _expect_same(output, bench.alone(request, script), f"among others: {request} under {script!r}")
     return f"{len(pairs)} requests in turns are bit-identical to each alone"
 
 
@@ -173,11 +186,14 @@ def check_batched(bench: _Bench) -> str:
         steps = None if request.steps is None else request.steps + 1
         other = request.but(seed=request.seed + 1, prompt=f"{request.prompt} in the rain, at dusk", steps=steps)
         spec = bench.specs(request)[-1]
-        for layout in {str(SINGLE): "sp1@0", str(spec): _layout(bench.rng, spec, bench.kit.num_ranks)}.values():
-            batched = bench.kit.run_batched([request, other], layout)
+        for layout in {
+            str(SINGLE): "sp1@0",
+            str(spec): layout_word(bench.rng(request, "batched"), spec, bench.kit.num_ranks),
+        }.values():
+            batched = bench.kit.run_batched([request, other], layout, alone=bench.alone(request, layout))
             for one, output in zip((request, other), batched.outputs, strict=True):
                 about = f"batched: {one} under {layout!r}"
-                worst = max(worst, bench.expect_near(output, bench.kit.run(one, layout), about))
+                worst = max(worst, bench.expect_near(output, bench.alone(one, layout), about))
             shared += batched.requests_per_forward
             reasons.update(dict.fromkeys(batched.split_reasons))
     mean = sum(shared) / len(shared) if shared else 1.0
@@ -190,7 +206,7 @@ def check_batched(bench: _Bench) -> str:
 def check_migration(bench: _Bench) -> str:
     """Every artifact survives a move and the way back; no task changes its inputs, and each can run again."""
     for request, stock in bench.each():
-        script = bench.rotating_script()
+        script = bench.rotating_script(request)
         output, faults = bench.kit.audit(request, script)
         if faults:
             raise CheckFailed(f"{request} under {script!r}: {faults[0]} ({len(faults)} in all)")
@@ -240,9 +256,8 @@ def check_adapter(
     except ChildError as error:
         report.results.append(CheckResult("stock", False, str(error)))
         return report
+    bench = _Bench(kit, requests, tolerance, seed, num_scripts, stock)
     for name in checks:
-        # Each its own sequence: a check alone does what it does among the others.
-        bench = _Bench(kit, requests, tolerance, num_scripts, random.Random(f"{seed} {name}"), stock)
         try:
             report.results.append(CheckResult(name, True, CHECKS[name](bench)))
         except (CheckFailed, ChildError) as error:

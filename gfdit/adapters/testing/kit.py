@@ -153,9 +153,12 @@ class AdapterKit:
         """The requests in turns, one task each."""
         return self._finish([self._flow(request, script) for request, script in pairs])
 
-    def run_batched(self, requests: Sequence[KitRequest], script: str) -> Batched:
-        """Step ``i`` of all requests that have one in one dispatch, on the script's layout for it."""
-        alone = self.run(requests[0], script)
+    def run_batched(self, requests: Sequence[KitRequest], script: str, *, alone: Output | None = None) -> Batched:
+        """Step ``i`` of all requests that have one in one dispatch, on the script's layout for it.
+
+        Calls of the transformer are counted against those of the first request ``alone``, which runs if not given.
+        """
+        alone = alone or self.run(requests[0], script)
         flows = [self._flow(request, script) for request in requests]
         self._until_denoise(flows)
         per_forward: list[float] = []

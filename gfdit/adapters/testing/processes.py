@@ -158,7 +158,7 @@ class _Nothing:
         return fn(*args)
 
 
-def serve_forks(fd: int, preload: str) -> None:
+def serve_forks(fd: int, preload: str) -> NoReturn:
     """Main function of the fork server's process; ends when its parent closes the socket ``fd``, or dies."""
     importlib.import_module(preload)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -167,7 +167,7 @@ def serve_forks(fd: int, preload: str) -> None:
         while True:
             data, fds, *_ = socket.recv_fds(requests, 1, 1)
             if not data:
-                return
+                os._exit(0)  # what was imported may want to wait for something at exit
             if os.fork() == 0:
                 requests.close()
                 _serve_calls(Connection(fds[0]))
