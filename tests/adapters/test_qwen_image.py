@@ -7,12 +7,12 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, KitRequest, check_adapter
 from tests.adapters.conftest import Kits
 
-PLAIN = KitRequest(128, 128, steps=6)
-ODD = KitRequest(144, 144, steps=6, seed=2)  # 81 tokens: no degree but 1 divides them
+PLAIN = KitRequest(64, 64, steps=5)
+ODD = KitRequest(80, 80, steps=6, seed=2)  # 25 tokens: no degree but 1 divides them
 GUIDED = KitRequest(128, 128, steps=6, seed=3, negative_prompt="blurry")
-GUIDED_ODD = KitRequest(144, 208, steps=5, seed=4, negative_prompt="blurry", true_cfg_scale=3.0)
+GUIDED_ODD = KitRequest(80, 112, steps=6, seed=4, negative_prompt="blurry", true_cfg_scale=3.0)
 UNALIGNED = KitRequest(100, 90, steps=3, seed=5)
-TWO_IMAGES = KitRequest(128, 96, steps=4, seed=7, negative_prompt="blurry", num_images=2)
+TWO_IMAGES = KitRequest(64, 48, steps=4, seed=7, negative_prompt="blurry", num_images=2)
 GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
 
 
