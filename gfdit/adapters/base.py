@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, Task, TaskGraph
 from gfdit.migration.codec import Artifact, ArtifactCodec
@@ -57,6 +58,9 @@ class ModelAdapter(Protocol):
     """
 
     masks_sp_padding: bool
+
+    #: If any, takes the place of the transformer's own plan.
+    sequence_plan: SequencePlan | None
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None: ...
 

@@ -56,7 +56,7 @@ class DenoiseLoopAdapter(StepExecutionAdapter):
 
     def compatible(self, states: Sequence[StepRequestState]) -> bool:
         """Whether :meth:`predict` may take these together; their sampling parameters agree already."""
-        return len({state.latents.shape[1:] for state in states}) == 1
+        return len({_row_shapes(state) for state in states}) == 1
 
     def step(self, state: StepRequestState, noise: torch.Tensor) -> None:
         """Scheduler step of one request."""
@@ -132,9 +132,32 @@ class DenoiseLoopAdapter(StepExecutionAdapter):
         return (*call.inputs, {"extra": extra})
 
     def split(self, state: StepRequestState) -> tuple[Artifact, Artifact]:
-        """(conditioning, latents), with each its share of ``state.extra``."""
+        """(conditioning, latents), with each its share of ``state.extra``; guidance is settled by encoding."""
         conditioning, latents = split_state(state)
+        conditioning["do_true_cfg"] = latents.pop("do_true_cfg")
         extra = latents["extra"]
         conditioning["extra"] = {name: extra[name] for name in extra if name not in self.step_extra}
         latents["extra"] = {name: extra[name] for name in extra if name in self.step_extra}
         return conditioning, latents
+
+
+def rows(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of several requests in order; one row is repeated to as many as its neighbour in ``like`` has.
+
+    Of a single request the tensor as it is: pipelines broadcast over its images themselves.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    pairs = zip(tensors, like, strict=True)
+    return torch.cat([tensor.expand(other.shape[0], *tensor.shape[1:]) for tensor, other in pairs])
+
+
+def timestep_rows(states: Sequence[StepRequestState]) -> torch.Tensor:
+    """The current timestep of every row of latents, of the type that the timesteps have."""
+    return torch.cat([state.current_timestep.expand(state.latents.shape[0]) for state in states])
+
+
+def _row_shapes(state: StepRequestState) -> tuple[Any, ...]:
+    """What one row of a request looks like; text may be padded to another length."""
+    tensors = (state.latents, state.prompt_embeds, state.negative_prompt_embeds)
+    return state.do_true_cfg, *(None if tensor is None else tensor.shape[1:] for tensor in tensors)

@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 ADAPTERS = {
+    "FluxPipeline": "gfdit.adapters.flux:FluxAdapter",
     "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",
+    "StableDiffusion3Pipeline": "gfdit.adapters.sd3:StableDiffusion3Adapter",
     "WanDMDPipeline": "gfdit.adapters.wan:WanAdapter",
     "WanImageToVideoPipeline": "gfdit.adapters.wan_i2v:WanImageToVideoAdapter",
     "WanPipeline": "gfdit.adapters.wan:WanAdapter",
+    "ZImagePipeline": "gfdit.adapters.z_image:ZImageAdapter",
+}
+#: Modules whose ``register`` lets a process load checkpoints that vLLM-Omni's own pipeline class cannot.
+PIPELINES = {
+    "ZImagePipeline": "gfdit.adapters.z_image_pipeline",
 }
 GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
 
@@ -33,6 +40,12 @@ def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | Non
     except (ImportError, AttributeError) as error:
         raise ValueError(f"adapter {path!r} cannot be loaded, module:Class is expected: {error}") from error
     return adapter(od_config, num_ranks)
+
+
+def register_pipeline(od_config: OmniDiffusionConfig) -> None:
+    """To be called before a pipeline is loaded for gfdit; for most checkpoints there is nothing to do."""
+    if (module := PIPELINES.get(od_config.model_class_name)) is not None:
+        importlib.import_module(module).register(od_config)
 
 
 def _generic(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -24,6 +24,7 @@ from vllm_omni.diffusion.worker.utils import (
 
 from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
+from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, trajectory
 from gfdit.migration.codec import Artifact, ArtifactCodec, FieldCodec
@@ -52,6 +53,9 @@ class StepExecutionAdapter:
     separate_prepare = False
     #: Whether the model itself masks the tokens that pad a sequence, if told to; else its attention layers do.
     masks_sp_padding = True
+    #: The pipeline's own default.
+    default_num_steps: ClassVar[int] = 50
+    sequence_plan: SequencePlan | None = None
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
         self.od_config = od_config
@@ -70,6 +74,8 @@ class StepExecutionAdapter:
         cfg = self.uses_cfg(request)
         if num_steps < 1:
             raise ValueError(f"num_inference_steps must be at least 1, got {num_steps}")
+        if isinstance(request.sampling_params.generator, list):
+            raise ValueError("generator must be one for all outputs of a request, not a list")
         candidates = self.parallel_candidates(shape, cfg, max_sp)
         graph = trajectory(request.request_id, num_steps, candidates, prepare=self.separate_prepare)
         return Trajectory(shape, num_steps, cfg, graph)
@@ -80,7 +86,9 @@ class StepExecutionAdapter:
 
     def num_steps(self, request: OmniDiffusionRequest) -> int:
         sampling = request.sampling_params
-        return len(sampling.sigmas) if sampling.sigmas is not None else sampling.num_inference_steps or 50
+        if sampling.sigmas is not None:
+            return len(sampling.sigmas)
+        return sampling.num_inference_steps or self.default_num_steps
 
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
         """Whether both guidance branches run; only a family knows, and False only forgoes CFG parallelism."""

@@ -28,6 +28,8 @@ class CpuDevicePlatform(Platform):
     dist_backend = "gloo"
     # vLLM-Omni writes the devices of a stage here; one of our own, because CUDA_VISIBLE_DEVICES is not ours.
     device_control_env_var = "GFDIT_CPU_RANKS"
+    # What vLLM compiles by itself, activations, would need a C++ compiler and take seconds in every process.
+    simple_compile_backend = "eager"
 
     # Devices
 

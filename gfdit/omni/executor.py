@@ -19,7 +19,7 @@ from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import split_by_key
-from gfdit.adapters.registry import make_adapter
+from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.comm import GroupFreeComm
 from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
@@ -51,6 +51,7 @@ class OmniExecutor:
             torch.set_num_threads(payload.threads_per_rank)
         load_omni_general_plugins()
         _be_alone(od_config)
+        register_pipeline(od_config)
         self.rank = rank
         self.comm = comm
         self.store = ArtifactStore()
@@ -66,7 +67,8 @@ class OmniExecutor:
         self.device = runner.device
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter)
         self.adapter.bind(runner.pipeline, self.device)
-        runner.make_elastic(TaskScope.alone(rank, comm), self.adapter.masks_sp_padding)
+        scope = TaskScope.alone(rank, comm)
+        runner.make_elastic(scope, self.adapter.masks_sp_padding, self.adapter.sequence_plan)
 
     # Tasks
 

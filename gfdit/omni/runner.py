@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,9 @@ from vllm_omni.diffusion.forward_context import set_forward_context
 from vllm_omni.diffusion.hooks.sequence_parallel import apply_sequence_parallel
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 
+from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
+from gfdit.omni.joint_ulysses import JointUlysses, gather_tokens
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
 
@@ -25,24 +27,32 @@ class ElasticModelRunner(DiffusionModelRunner):
 
     scope: TaskScope
     _original_groups: tuple[Any, Any]
+    _sequence_plan: SequencePlan | None = None
 
-    def make_elastic(self, scope: TaskScope, model_masks_padding: bool) -> None:
+    def make_elastic(
+        self, scope: TaskScope, model_masks_padding: bool, sequence_plan: SequencePlan | None = None
+    ) -> None:
         """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
 
         The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
         nothing. Where padding is to be masked and the model cannot, the strategy does and the model is not told.
+        ``sequence_plan`` takes the place of the transformer's own plan.
         """
         self.scope = scope
+        self._sequence_plan = sequence_plan
         self._original_groups = parallel_state._SP, parallel_state._CFG
         parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
         parallel_config = self.od_config.parallel_config
-        strategy = GroupFreeUlysses(scope, parallel_config.mask_sp_padding and not model_masks_padding)
+        mask_padding = parallel_config.mask_sp_padding and not model_masks_padding
+        strategy = GroupFreeUlysses(scope, mask_padding) if sequence_plan is None else JointUlysses(scope)
         parallel_config.mask_sp_padding &= model_masks_padding
         for module in self.pipeline.modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = strategy
         for transformer, plan in self._plans():
             apply_sequence_parallel(transformer, TaskDegrees(scope), plan)
+            if sequence_plan is not None:
+                transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
 
     def restore_groups(self) -> None:
         """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""
@@ -75,7 +85,7 @@ class ElasticModelRunner(DiffusionModelRunner):
         ):
             yield
 
-    def _plans(self) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+    def _plans(self) -> list[tuple[torch.nn.Module, Mapping[str, Any]]]:
         names = getattr(self.pipeline, "_dit_modules", None) or ("transformer", "transformer_2")
         found = []
         for name in names:
@@ -83,6 +93,9 @@ class ElasticModelRunner(DiffusionModelRunner):
                 transformer = attrgetter(name)(self.pipeline)
             except AttributeError:
                 continue
-            if transformer is not None and (plan := get_sp_plan_from_model(transformer)):
+            if transformer is None:
+                continue
+            own = self._sequence_plan
+            if plan := get_sp_plan_from_model(transformer) if own is None else own.splits:
                 found.append((transformer, plan))
         return found

@@ -18,7 +18,7 @@ from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.adapters import batching
 from gfdit.adapters.base import TaskCall, TaskOutput
-from gfdit.adapters.registry import make_adapter
+from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.adapters.testing.fingerprint import Fingerprint, differences, fingerprint
 from gfdit.adapters.testing.loaded_state import LoadedState, transformers_of
 from gfdit.adapters.testing.messages import How, Prepared, TaskRun
@@ -83,6 +83,7 @@ class StockService:
         torch.set_num_threads(1)
         load_omni_general_plugins()
         self._od_config: OmniDiffusionConfig = pickle.loads(od_config)
+        register_pipeline(self._od_config)
         self._worker = WorkerWrapperBase(
             gpu_id=rank,
             od_config=self._od_config,
