@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FAMILIES = {
+    "flux": "gfdit.adapters.tiny_models.flux",
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",
+    "sd3": "gfdit.adapters.tiny_models.sd3",
     "wan2.2-i2v": "gfdit.adapters.tiny_models.wan:write_i2v",
     "wan2.2-t2v-a14b": "gfdit.adapters.tiny_models.wan:write_t2v",
     "wan2.2-ti2v": "gfdit.adapters.tiny_models.wan:write_ti2v",
+    "z-image": "gfdit.adapters.tiny_models.z_image",
 }
 
 

@@ -10,6 +10,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.byte_tokenizer import write_byte_tokenizer
+from gfdit.adapters.tiny_models.rope import rope_axes
 
 TEXT_WIDTH = 64
 LATENT_CHANNELS = 16
@@ -66,14 +67,8 @@ def _transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
         attention_head_dim=spec.head_dim,
         num_attention_heads=spec.num_heads,
         joint_attention_dim=TEXT_WIDTH,
-        axes_dims_rope=_rope_axes(spec.head_dim),
+        axes_dims_rope=rope_axes(spec.head_dim),
     )
-
-
-def _rope_axes(head_dim: int) -> tuple[int, int, int]:
-    """Rotary dimensions of frame, height and width: even, and together `head_dim`."""
-    spatial = head_dim * 3 // 8 // 2 * 2
-    return head_dim - 2 * spatial, spatial, spatial
 
 
 def _scheduler() -> FlowMatchEulerDiscreteScheduler:

@@ -1,0 +1,316 @@
+"""Z-Image: one stream of image and caption tokens, and guidance whose branches run as one batch.
+
+Both kinds of tokens are split. Upstream pads the shorter caption of a batch with zeros, which attention sees, and
+gives all rows the positions of the first, so what a branch computes depends on the other one:
+:class:`BranchOfBatch` makes that come out the same where the ranks of a step run a branch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.distributed.parallel_state import (
+    get_cfg_group,
+    get_classifier_free_guidance_rank,
+    get_classifier_free_guidance_world_size,
+)
+from vllm_omni.diffusion.models.z_image.pipeline_z_image import calculate_shift, retrieve_timesteps
+from vllm_omni.diffusion.models.z_image.z_image_transformer import SEQ_MULTI_OF
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.diffusion.worker.utils import StepRequestState
+
+from gfdit.adapters.base import Trajectory
+from gfdit.adapters.denoise_loop import DenoiseLoopAdapter, timestep_rows
+from gfdit.adapters.prompts import negative_text, positive_text
+from gfdit.adapters.sampling import check_max_sequence_length, check_sides, image_size, num_images
+from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.z_image_pipeline import transformer_field
+from gfdit.core.tasks import Shape
+
+# The VAE halves each side three times and the transformer takes 2 x 2 patches; both are fixed by the family.
+_ALIGNMENT = 16
+_DEFAULT_TEXT_TOKENS = 512
+
+
+class ZImageAdapter(DenoiseLoopAdapter):
+    """Adapter for ``ZImagePipeline``."""
+
+    pipeline_class = "ZImagePipeline"
+    batches = True
+    # vLLM-Omni's own plan, but that every split pads: it takes only lengths that divide by the degree.
+    sequence_plan = SequencePlan(
+        {
+            "unified_prepare": {
+                0: split(1, 3, output=True),  # tokens
+                1: split(1, 3, output=True),  # cosines
+                2: split(1, 3, output=True),  # sines
+                3: split(1, 2, output=True),  # mask
+            }
+        },
+        gather="all_final_layer.2-1",
+    )
+
+    # Engine half
+
+    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
+        sampling, prompt = request.sampling_params, request.prompt
+        if not isinstance(prompt, str) and (prompt.get("multi_modal_data") or {}).get("image") is not None:
+            raise ValueError("multi_modal_data.image is not supported: gfdit runs Z-Image from text only")
+        # A caption is padded to a multiple; the image takes the position after it, and padding that of 0.
+        check_max_sequence_length(sampling, (self._positions()[0] - 2) // SEQ_MULTI_OF * SEQ_MULTI_OF)
+        truncation = (sampling.extra_args or {}).get("cfg_truncation", 1.0)
+        if truncation is not None and not isinstance(truncation, (int, float)):
+            raise ValueError(f"cfg_truncation must be a number, got {truncation!r}")
+        return super().convert(request, max_sp)
+
+    def shape(self, request: OmniDiffusionRequest) -> Shape:
+        height, width = image_size(request.sampling_params)
+        _, rows, columns = self._positions()
+        check_sides(height, width, _ALIGNMENT, (rows * _ALIGNMENT, columns * _ALIGNMENT))
+        return Shape(height, width)
+
+    def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
+        return request.sampling_params.guidance_scale > 0
+
+    @property
+    def num_heads(self) -> int:
+        return int(transformer_field(self.od_config, "n_heads"))
+
+    def _positions(self) -> tuple[int, int, int]:
+        """How many rotary positions there are: of captions and what goes with them, rows, columns of patches."""
+        return tuple(transformer_field(self.od_config, "axes_lens"))
+
+    # Worker half
+
+    def bind(self, pipeline: Any, device: torch.device) -> None:
+        super().bind(pipeline, device)
+        self._branch = BranchOfBatch(pipeline.transformer)
+
+    def restore_pipeline(self, state: StepRequestState) -> None:
+        super().restore_pipeline(state)
+        self.pipeline._guidance_scale = state.sampling.guidance_scale
+        self.pipeline._joint_attention_kwargs = None
+        self.pipeline._cfg_normalization = state.sampling.cfg_normalize
+        self.pipeline._cfg_truncation = _truncation(state)
+        self.pipeline._num_timesteps = state.total_steps
+
+    def encode_state(self, state: StepRequestState) -> None:
+        sampling = state.sampling
+        sampling.height, sampling.width = image_size(sampling)
+        state.do_true_cfg = sampling.guidance_scale > 0
+        negative = negative_text(state.prompt)
+        captions, negatives = self.pipeline.encode_prompt(
+            prompt=[positive_text(state.prompt)],
+            negative_prompt=None if negative is None else [negative],
+            do_classifier_free_guidance=state.do_true_cfg,
+            device=self.pipeline._execution_device,
+            max_sequence_length=sampling.max_sequence_length or _DEFAULT_TEXT_TOKENS,
+        )
+        state.prompt_embeds = captions[0]
+        if state.do_true_cfg:
+            state.negative_prompt_embeds = negatives[0]
+
+    def prepare_state(self, state: StepRequestState) -> None:
+        pipeline, sampling = self.pipeline, state.sampling
+        device, scheduler = pipeline._execution_device, pipeline.scheduler
+        state.latents = pipeline.prepare_latents(
+            num_images(sampling),
+            pipeline.transformer.in_channels,
+            sampling.height,
+            sampling.width,
+            torch.float32,
+            device,
+            sampling.generator,
+            sampling.latents,
+        )
+        mu = calculate_shift(
+            (state.latents.shape[-2] // 2) * (state.latents.shape[-1] // 2),
+            scheduler.config.get("base_image_seq_len", 256),
+            scheduler.config.get("max_image_seq_len", 4096),
+            scheduler.config.get("base_shift", 0.5),
+            scheduler.config.get("max_shift", 1.15),
+        )
+        scheduler.sigma_min = 0.0
+        num_steps = sampling.num_inference_steps or self.default_num_steps
+        state.timesteps, _ = retrieve_timesteps(scheduler, num_steps, device, sigmas=sampling.sigmas, mu=mu)
+        state.scheduler = self.own_scheduler()
+
+    def compatible(self, states: Sequence[StepRequestState]) -> bool:
+        """Captions must be padded to the same length, which attention sees."""
+        return len({_pass_key(state) for state in states}) == 1
+
+    def predict(self, states: Sequence[StepRequestState]) -> torch.Tensor:
+        latents = torch.cat([state.latents for state in states]).to(self.pipeline.od_config.dtype)
+        timesteps = (1000 - timestep_rows(states)) / 1000
+        captions = [state.prompt_embeds for state in states for _ in range(state.latents.shape[0])]
+        scale = _guidance(states[0])
+        if scale <= 0:
+            return -torch.stack(self._pass(latents, timesteps, captions)).float().squeeze(2)
+        negatives = [state.negative_prompt_embeds for state in states for _ in range(state.latents.shape[0])]
+        positive, negative = self._both_branches(latents, timesteps, captions, negatives)
+        limit = float(states[0].sampling.cfg_normalize or 0.0)
+        guided = [_guided(*pair, scale, limit) for pair in zip(positive, negative, strict=True)]
+        return -torch.stack(guided).squeeze(2)
+
+    def _both_branches(
+        self,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        captions: list[torch.Tensor],
+        negatives: list[torch.Tensor],
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Predictions of both branches, row by row, on every rank."""
+        num_rows = latents.shape[0]
+        if get_classifier_free_guidance_world_size() == 1:
+            both = self._pass(latents.repeat(2, 1, 1, 1), timesteps.repeat(2), captions + negatives)
+            return both[:num_rows], both[num_rows:]
+        own = captions if get_classifier_free_guidance_rank() == 0 else negatives
+        with self._branch.of(_padded(captions[0]), _padded(negatives[0]), latents):
+            prediction = torch.stack(self._pass(latents, timesteps, own))
+        positive, negative = get_cfg_group().all_gather(prediction, separate_tensors=True)
+        return positive, negative
+
+    def _pass(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, captions: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """One forward pass: latents (N, C, H, W), N captions (tokens, D) to N predictions (C, 1, H, W)."""
+        return self.pipeline.transformer(list(latents.unsqueeze(2).unbind(dim=0)), timesteps, captions)[0]
+
+    def step(self, state: StepRequestState, noise: torch.Tensor) -> None:
+        (state.latents,) = state.scheduler.step(
+            noise.to(torch.float32), state.current_timestep, state.latents, return_dict=False
+        )
+
+    def decode_state(self, state: StepRequestState) -> DiffusionOutput:
+        if state.sampling.output_type == "latent":
+            return DiffusionOutput(output=state.latents)
+        vae = self.pipeline.vae
+        latents = (state.latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
+        return DiffusionOutput(output=vae.decode(latents, return_dict=False)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a branch takes from the batch it would be in: length of the longest caption, rotation of the first row.
+
+    ``image`` and ``caption`` are cosines and sines, (1, tokens, d), of captions with zeros up to ``num_tokens``.
+    """
+
+    num_tokens: int
+    image: tuple[torch.Tensor, ...]
+    caption: tuple[torch.Tensor, ...]
+
+
+class BranchOfBatch:
+    """Makes a pass over one branch of guidance what it is in upstream's batch of both, positive first.
+
+    There the shorter caption is followed by zeros, in the caption's own blocks and then at the end of the joint
+    sequence, and all rows are rotated by the positions of the first: those of the image begin where its caption
+    ends. Hooks on the transformer do the same while :meth:`of` is entered.
+    """
+
+    def __init__(self, transformer: Any) -> None:
+        self._transformer = transformer
+        self._batch: _Batch | None = None
+        for block in transformer.noise_refiner:
+            block.register_forward_pre_hook(self._in_image_block)
+        for block in transformer.context_refiner:
+            block.register_forward_pre_hook(self._in_caption_block)
+        transformer.unified_prepare.register_forward_pre_hook(self._in_joining)
+
+    @contextmanager
+    def of(self, positive: int, negative: int, latents: torch.Tensor) -> Iterator[None]:
+        """Two captions of so many tokens, padded; ``latents`` (N, C, H, W) are those of the pass."""
+        grid, rope = self._transformer.create_coordinate_grid, self._transformer.rope_embedder
+        rows, columns = latents.shape[-2] // 2, latents.shape[-1] // 2
+        image = grid((1, rows, columns), (positive + 1, 0, 0), latents.device).flatten(0, 2)
+        image = torch.nn.functional.pad(image, (0, 0, 0, -len(image) % SEQ_MULTI_OF))
+        caption = grid((positive, 1, 1), (1, 0, 0), latents.device).flatten(0, 2)
+        longest = max(positive, negative)
+        self._batch = _Batch(
+            longest,
+            tuple(part[None] for part in rope(image)),
+            tuple(_pad(part[None], longest) for part in rope(caption)),
+        )
+        try:
+            yield
+        finally:
+            self._batch = None
+
+    def _in_image_block(self, block: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Inputs: tokens, mask, cosines, sines, modulation."""
+        if self._batch is None:
+            return args
+        x, mask, _, _, modulation = args
+        return x, mask, *self._batch.image, modulation
+
+    def _in_caption_block(
+        self, block: torch.nn.Module, args: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Inputs: tokens (B, T, D), mask (B, T), cosines and sines (B, T, d)."""
+        if self._batch is None:
+            return args
+        x, mask, _, _ = args
+        return _pad(x, self._batch.num_tokens), _pad(mask, self._batch.num_tokens), *self._batch.caption
+
+    def _in_joining(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inputs of the module that puts every image and its caption together."""
+        if self._batch is None:
+            return args
+        x, _, _, caption, _, _, image_lengths, lengths, image_mask, mask = args
+        num_rows, num_tokens = len(lengths), self._batch.num_tokens
+        # What the blocks made of the zeros is dropped, as in the batch; the mask is not used by the model.
+        caption, mask = (_pad(tensor[:, : lengths[0]], num_tokens) for tensor in (caption, mask))
+        image_rotation = (part.expand(num_rows, -1, -1) for part in self._batch.image)
+        rotation = (part.expand(num_rows, -1, -1) for part in self._batch.caption)
+        lengths = [num_tokens] * num_rows
+        return x, *image_rotation, caption, *rotation, image_lengths, lengths, image_mask, mask
+
+
+def _pad(tensor: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Zeros after dimension 1 up to ``num_tokens``, which is at least what there are."""
+    missing = num_tokens - tensor.shape[1]
+    return torch.nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing)) if missing else tensor
+
+
+def _guided(positive: torch.Tensor, negative: torch.Tensor, scale: float, limit: float) -> torch.Tensor:
+    """The guided prediction of one row; with ``limit`` its norm is at most so many times the positive one's."""
+    positive, negative = positive.float(), negative.float()
+    guided = positive + scale * (positive - negative)
+    if limit <= 0:
+        return guided
+    norm = torch.linalg.vector_norm(guided)
+    longest = torch.linalg.vector_norm(positive) * limit
+    shrunk = (longest / norm.clamp(min=1e-12)).to(guided.dtype)
+    return guided * torch.where(norm > longest, shrunk, guided.new_tensor(1.0))
+
+
+def _pass_key(state: StepRequestState) -> tuple[Any, ...]:
+    """Steps with equal ones may share a forward pass."""
+    captions = (_padded(state.prompt_embeds), _padded(state.negative_prompt_embeds))
+    return state.latents.shape[1:], _guidance(state) > 0, *captions
+
+
+def _guidance(state: StepRequestState) -> float:
+    """The scale of guidance at the current step; 0 where it is off, or cut off from ``cfg_truncation`` on."""
+    scale = max(0.0, state.sampling.guidance_scale)
+    truncation = _truncation(state)
+    if scale == 0 or truncation is None or truncation >= 1:
+        return scale  # as nearly always; to look at the timestep would make the host wait for the device
+    assert state.current_timestep is not None
+    progress = ((1000 - state.current_timestep.to(torch.float32)) / 1000).item()
+    return 0.0 if progress > truncation else scale
+
+
+def _truncation(state: StepRequestState) -> float | None:
+    return (state.sampling.extra_args or {}).get("cfg_truncation", 1.0)
+
+
+def _padded(caption: torch.Tensor | None) -> int:
+    """Tokens of a caption in the transformer, which pads every one to a multiple."""
+    return 0 if caption is None else -(-caption.shape[0] // SEQ_MULTI_OF) * SEQ_MULTI_OF

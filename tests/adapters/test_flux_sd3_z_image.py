@@ -1,0 +1,214 @@
+"""FLUX, Stable Diffusion 3 and Z-Image, elastic: against stock vLLM-Omni and themselves, on the adapter test kit.
+
+vLLM-Omni has no sequence parallelism for the first two: what is compared is the stock pipeline on one rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitRequest, check_adapter
+from tools.artifact_sizes import FAMILIES as SIZES
+from tools.artifact_sizes import ImageRequest
+
+pytestmark = pytest.mark.timeout(300)
+
+# Largest difference of an element; images are of magnitude 1.
+TOLERANCE = 1e-4
+LONG = "blurry, dark, noisy, out of focus, low quality, with a frame around it and a signature in a corner"
+
+
+def flux(height: int, width: int, seed: int, **more: Any) -> KitRequest:
+    more = {"guidance_scale": 3.5, "max_sequence_length": 32, **more}
+    return KitRequest(height, width, seed=seed, **more)
+
+
+def sd3(height: int, width: int, seed: int, **more: Any) -> KitRequest:
+    more = {"guidance_scale": 4.0, "max_sequence_length": 32, **more}
+    return KitRequest(height, width, seed=seed, **more)
+
+
+def z_image(height: int, width: int, seed: int, **more: Any) -> KitRequest:
+    return KitRequest(height, width, seed=seed, **{"guidance_scale": 4.0, "max_sequence_length": 128, **more})
+
+
+# Tokens are pixels by 16 x 16. The first of each family is guided, with an odd number of them.
+REQUESTS = {
+    "flux": (
+        flux(144, 208, seed=1, negative_prompt="blurry", true_cfg_scale=4.0),  # 117 tokens
+        flux(128, 128, seed=2),
+        flux(100, 90, seed=3, guidance_scale=1.0, steps=3),  # rounded down, 30 tokens
+        flux(128, 96, seed=4, num_images=2, negative_prompt="", true_cfg_scale=2.0),
+        flux(48, 48, seed=5, max_sequence_length=48, sampling={"sigmas": [1.0, 0.7, 0.2]}, steps=None),
+    ),
+    "sd3": (
+        sd3(144, 208, seed=1, negative_prompt="blurry"),
+        sd3(128, 128, seed=2, guidance_scale=1.0),
+        sd3(128, 96, seed=3, num_images=2),
+        sd3(80, 48, seed=4, steps=3, max_sequence_length=48, sampling={"output_type": "latent"}),  # 15 tokens
+    ),
+    "z-image": (
+        z_image(144, 208, seed=1, negative_prompt=LONG),  # the captions are padded to 32 and 128 tokens
+        z_image(128, 128, seed=2, guidance_scale=0.0),
+        z_image(128, 96, seed=3, num_images=2, prompt=LONG, sampling={"cfg_normalize": 1.0}),
+        z_image(80, 48, seed=4, negative_prompt="blurry", sampling={"extra_args": {"cfg_truncation": 0.3}}),
+        z_image(128, 128, seed=5, guidance_scale=None, prompt=""),  # guided by default
+    ),
+}
+
+
+KitOf = Callable[..., AdapterKit]
+
+
+@pytest.fixture(scope="module")
+def kit_of(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator[KitOf]:
+    """``kit_of("flux", num_ranks=4, num_heads=4)``, each started once."""
+    open_kits: dict[tuple[str, int, int], AdapterKit] = {}
+    with ExitStack() as opened:
+
+        def get(family: str, num_ranks: int = 4, num_heads: int = 4) -> AdapterKit:
+            key = family, num_ranks, num_heads
+            if key not in open_kits:
+                model = tiny_model(family, num_heads=num_heads)
+                open_kits[key] = opened.enter_context(AdapterKit(model, num_ranks, fork_server=fork_server))
+            return open_kits[key]
+
+        yield get
+
+
+@pytest.mark.parametrize("family", REQUESTS)
+def test_one_request(kit_of: KitOf, family: str) -> None:
+    """Guided, of an odd number of tokens, under layouts that change with every step."""
+    kit = kit_of(family, num_ranks=2)
+    report = check_adapter(kit, REQUESTS[family][:1], checks=("sp1", "layouts"), num_scripts=1)
+    assert report.passed, str(report)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", REQUESTS)
+def test_every_check(kit_of: KitOf, family: str) -> None:
+    report = check_adapter(kit_of(family), REQUESTS[family])
+    assert report.passed, str(report)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", REQUESTS)
+def test_steps_of_several_requests_share_a_pass(kit_of: KitOf, family: str) -> None:
+    for request in REQUESTS[family][:2]:
+        batched = kit_of(family).run_batched([request, request.but(seed=9, prompt="two foxes")], "sp2@2,0")
+        assert not batched.split_reasons and set(batched.requests_per_forward) == {2}
+
+
+@pytest.mark.thorough
+def test_captions_of_other_lengths_do_not_share_a_pass(kit_of: KitOf) -> None:
+    """Z-Image's attention sees what pads a caption."""
+    request = REQUESTS["z-image"][1]
+    batched = kit_of("z-image").run_batched([request, request.but(prompt=LONG, seed=9)], "sp1@0")
+    assert set(batched.requests_per_forward) == {1} and batched.split_reasons
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", REQUESTS)
+def test_degrees_that_are_no_power_of_two(kit_of: KitOf, family: str) -> None:
+    kit = kit_of(family, num_ranks=6, num_heads=6)
+    for request in REQUESTS[family][:2]:
+        (stock,) = kit.stock(request)
+        scripts = ["sp3@2,0,1", "sp6@0,1,2,3,4,5", "sp3@0,1,2 sp1@5 sp6@5,4,3,2,1,0 sp2@3,4"]
+        if request is REQUESTS[family][0]:
+            scripts += ["cfg2xsp3@5,1,0,2,4,3 cfg2@4,0"]
+        for script in scripts:
+            assert kit.run(request, script).difference(stock) <= TOLERANCE, script
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["flux", "sd3"])
+def test_text_taken_for_image_tokens_is_seen(kit_of: KitOf, family: str) -> None:
+    """Negative control: a strategy that exchanges all of what attention is given."""
+    kit, request = kit_of(family), REQUESTS[family][1]
+    (stock,) = kit.stock(request)
+    kit.on_ranks(exchange_everything, True)
+    try:
+        wrong = kit.run(request, "sp2@0,1").difference(stock)
+    finally:
+        kit.on_ranks(exchange_everything, False)
+    assert wrong > 100 * TOLERANCE
+    assert kit.run(request, "sp2@0,1").difference(stock) <= TOLERANCE
+
+
+def exchange_everything(executor: Any, on: bool) -> None:
+    from vllm_omni.diffusion.attention.layer import Attention
+
+    from gfdit.omni.joint_ulysses import JointUlysses
+    from gfdit.omni.ulysses import GroupFreeUlysses
+
+    strategy = (GroupFreeUlysses if on else JointUlysses)(executor.runner.scope)
+    for module in executor.runner.pipeline.modules():
+        if isinstance(module, Attention):
+            module.parallel_strategy = strategy
+
+
+@pytest.mark.thorough
+def test_a_branch_depends_on_the_other_one(kit_of: KitOf) -> None:
+    """Negative control: a rank of Z-Image that runs its branch as if alone is seen."""
+    kit, request = kit_of("z-image"), REQUESTS["z-image"][0]
+    (stock,) = kit.stock(request)
+    kit.on_ranks(be_of_batch, False)
+    try:
+        wrong = kit.run(request, "cfg2@1,0").difference(stock)
+    finally:
+        kit.on_ranks(be_of_batch, True)
+    assert wrong > 10 * TOLERANCE
+    assert kit.run(request, "cfg2@1,0").difference(stock) <= TOLERANCE
+
+
+def be_of_batch(executor: Any, on: bool) -> None:
+    branch = executor.adapter._branch
+    branch.of = type(branch).of.__get__(branch) if on else lambda *args: nullcontext()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", REQUESTS)
+def test_artifacts_weigh_what_is_computed(kit_of: KitOf, family: str) -> None:
+    """``tools/artifact_sizes.py``, which computes those of published checkpoints, on this one."""
+    guided = {"guidance_scale": 4.0, "true_cfg_scale": 4.0, "negative_prompt": REQUESTS[family][1].prompt}
+    text_tokens = 32 if family != "z-image" else len("a red panda") + 19  # a token per byte, and the template
+    for changes in ({}, guided):
+        request = REQUESTS[family][1].but(**changes)
+        asked = ImageRequest(128, 128, text_tokens, bytes_per_number=4)
+        computed = SIZES[family].tiny(asked, bool(changes))
+        for name, measured in kit_of(family).artifact_bytes(request)["denoise"].items():
+            # Besides tensors: the generator, sampling parameters, the scheduler, and the names of it all.
+            assert 0 <= sum(measured) - computed[name] <= 20_000, (name, measured, computed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("flux", {"height": 8}, "height must be at least 16 pixels, got 8"),
+        ("flux", {"max_sequence_length": 513}, "max_sequence_length must be between 1 and 512, got 513"),
+        (
+            "flux",
+            {"prompt_fields": {"prompt_embeds": torch.zeros(1, 64)}},
+            "prompt_embeds needs pooled_prompt_embeds",
+        ),
+        ("sd3", {"width": 100}, "width must be a multiple of 16 up to 1024 pixels, got 100"),
+        ("sd3", {"width": 1040}, "width must be a multiple of 16 up to 1024 pixels, got 1040"),
+        ("sd3", {"sampling": {"generator": []}}, "generator must be one for all outputs"),
+        ("z-image", {"height": 120}, "height must be a multiple of 16 up to 2048 pixels, got 120"),
+        ("z-image", {"images": (1,)}, "multi_modal_data.image is not supported"),
+        ("z-image", {"max_sequence_length": 993}, "max_sequence_length must be between 1 and 992, got 993"),
+        ("z-image", {"sampling": {"extra_args": {"cfg_truncation": "late"}}}, "cfg_truncation must be a number"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_is_named(kit_of: KitOf, family: str, change: Any, message: str) -> None:
+    with pytest.raises(ChildError, match=re.escape(message)):
+        kit_of(family).candidates(REQUESTS[family][0].but(**change))
