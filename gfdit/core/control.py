@@ -66,6 +66,7 @@ class ControlPlane:
         self.state = ClusterState(ranks, counts_bytes=self._budget.limited)
         self._look_ahead = LookAhead(policy, self.state, cost, enabled=run_ahead > 0)
         self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
+        self._shows_bytes = bool(getattr(policy, "sees_memory", False))
         self._now_s = 0.0
         self._out: list[cmd.Command] = []
         self._resets = EdgeResets()
@@ -448,7 +449,8 @@ class ControlPlane:
     # Scheduling
 
     def _view(self) -> SchedulerView:
-        return self.state.view(self._now_s, self.cost)
+        view = self.state.view(self._now_s, self.cost)
+        return self.state.with_bytes(view) if self._shows_bytes else view
 
     def _schedule(self) -> None:
         """Ask the policy and carry its decision out; its mistakes are contained here."""

@@ -50,6 +50,7 @@ class LookAhead:
         self._policy = policy
         self._state = state
         self._cost = cost
+        self._shows_bytes = bool(getattr(policy, "sees_memory", False))
         self._version = 0
 
     def outdate(self) -> None:
@@ -86,7 +87,8 @@ class LookAhead:
         outlook = _Outlook(self._state, dispatch)
         if not outlook.views:
             return None
-        decision = self._policy.schedule(outlook.view(max(now_s, dispatch.ends_s), self._cost))
+        view = outlook.view(max(now_s, dispatch.ends_s), self._cost)
+        decision = self._policy.schedule(self._state.with_bytes(view) if self._shows_bytes else view)
         check_decision(decision, policy=self._policy.name)
         for answer in decision.dispatches:
             if answer.layout == dispatch.layout and outlook.views.keys() >= set(answer.tasks):

@@ -68,13 +68,18 @@ class RequestView(Struct, frozen=True, gc=False):
 
 
 class RankView(Struct, frozen=True, gc=False):
-    """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models."""
+    """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models.
+
+    ``artifact_bytes`` is what it holds now of artifacts, metadata left out: 0 unless the policy has the class
+    attribute ``sees_memory = True``, since adding it up takes time.
+    """
 
     id: int
     busy_until_s: float | None
     running_request: str | None
     resident: frozenset[str]
     node: int
+    artifact_bytes: int = 0
 
 
 class SchedulerView(Struct, frozen=True, gc=False):

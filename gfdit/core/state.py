@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from gfdit.core import commands as cmd
 from gfdit.core.artifact_views import UNKNOWN, ArtifactView
 from gfdit.core.cost import CostModel
@@ -355,6 +357,12 @@ class ClusterState:
         return held
 
     # The policy's view
+
+    def with_bytes(self, view: SchedulerView) -> SchedulerView:
+        """``view`` with what each rank holds of artifacts."""
+        held = self.artifact_bytes()
+        ranks = tuple([replace(rank, artifact_bytes=held[rank.id]) for rank in view.ranks])
+        return replace(view, ranks=ranks)
 
     def has_work(self) -> bool:
         return bool(self.ready.by_id) and self.ranks.any_free

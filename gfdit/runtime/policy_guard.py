@@ -20,6 +20,7 @@ class GuardedPolicy:
     def __init__(self, policy: Policy, timeout_s: float) -> None:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
+        self.sees_memory = getattr(policy, "sees_memory", False)
         self.timeout_s = timeout_s
         self._policy = policy
         signal.signal(signal.SIGALRM, self._expire)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gfdit.core import ControlPlane, Decision, Dispatch, ExecutionLayout, ParallelSpec, RankRecord, SchedulerView
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.artifact_views import ArtifactView, FieldView
 from gfdit.core.cost_table import NominalCostModel
 from gfdit.core.policy import RankView
 from tests.support.workload import make_request
@@ -193,3 +194,24 @@ def test_stale_bookkeeping_is_noticed(spoil: Callable[[ControlPlane], None], tol
     spoil(control)
     with pytest.raises(AssertionError, match=told):
         control.check_integrity()
+
+
+@dataclass
+class SeesMemory(Wide):
+    sees_memory = True
+    run_ahead = True
+
+
+@pytest.mark.parametrize(("policy", "held_bytes"), [(SeesMemory(), [100, 0]), (Wide(), [0, 0])])
+def test_a_policy_that_asks_for_it_sees_what_ranks_hold(policy: Wide, held_bytes: list[int]) -> None:
+    ranks = [RankRecord(rank, frozenset({"m"})) for rank in range(2)]
+    control = ControlPlane(policy, ranks, NominalCostModel(), run_ahead=1)
+    control.handle(ev.RequestArrived(*make_request("a", num_steps=2)), 0.0)
+    assert [rank.artifact_bytes for rank in policy.seen[-1].ranks] == [0, 0]
+    command = running(control)
+    view = ArtifactView((FieldView("x", "uint8", 1, (100,)),))
+    (made,) = command.tasks[0].outputs
+    control.handle(ev.TaskFinished(command.dispatch_id, command.layout.ranks[0], 0.5, ((made, view),)), 1.0)
+    assert [rank.artifact_bytes for rank in policy.seen[-1].ranks] == held_bytes
+    control.handle(ev.LookAhead(), 1.5)
+    assert [rank.artifact_bytes for rank in policy.seen[-1].ranks] == held_bytes, "and when asked ahead"
