@@ -84,6 +84,11 @@ class Triage:
             deadlines=self.objective == "deadlines", weights=self.objective in ("deadlines", "weighted")
         )
 
+    @property
+    def deadline_share(self) -> float:
+        """For admission: what it must leave to be given up otherwise."""
+        return self.share if self.giving_up else 1.0
+
     def schedule(self, view: SchedulerView) -> Decision:
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))

@@ -24,7 +24,7 @@ def add_policy_options(parser: argparse.ArgumentParser, *, default: str = f"defa
         "--admission",
         action=_InOrder,
         choices=get_args(AdmissionMode),
-        help="deadline: the --policy before it rejects what cannot meet its deadline",
+        help="deadline: the --policy before it rejects what would be late; promise: and what makes others late",
     )
 
 

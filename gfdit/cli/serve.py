@@ -30,7 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--admission",
         choices=get_args(AdmissionMode),
         default="none",
-        help="deadline: reject (429) what cannot meet its deadline; a policy's own admission goes before",
+        help="deadline: reject (429) what cannot meet its deadline; promise: also what would make others late; "
+        "a policy's own admission goes before",
     )
     parser.add_argument(
         "--run-ahead",

@@ -47,6 +47,28 @@ def test_only_what_the_policy_serves_before_it_counts() -> None:
     assert run(with_admission(Edf(), "deadline"), *trace)["tight"].met_deadline()
 
 
+def test_a_promise_is_kept() -> None:
+    """A tighter request would go before one that was admitted, and make it late."""
+    trace = (line("large", num_steps=8, deadline_s=20.0), line("tight", 0.1, deadline_s=ALONE_S + 1.0))
+    broken = run(with_admission(Edf(), "deadline"), *trace)
+    assert broken["tight"].met_deadline() and not broken["large"].met_deadline()
+    kept = run(with_admission(Edf(), "promise"), *trace)
+    assert kept["tight"].status is Status.REJECTED and "would make another one" in kept["tight"].detail
+    assert kept["large"].met_deadline()
+    # Where there is room for both, both are in time.
+    easy = run(with_admission(Edf(), "promise"), replace(trace[0], deadline_s=30.0), trace[1])
+    assert easy["tight"].met_deadline() and easy["large"].met_deadline()
+
+
+def test_what_a_policy_would_give_up_is_not_admitted() -> None:
+    class Half(Fcfs):
+        deadline_share = 0.5
+
+    trace = (line("a", deadline_s=100.0), line("b", deadline_s=2.5 * ALONE_S))
+    assert run(with_admission(Fcfs(), "deadline"), *trace)["b"].met_deadline()
+    assert run(with_admission(Half(), "deadline"), *trace)["b"].status is Status.REJECTED
+
+
 def test_waiting_as_long_as_told_helps() -> None:
     answers: list[Admission] = []
 
@@ -71,5 +93,5 @@ def test_a_policy_keeps_its_own_admission_and_other_modes_are_refused() -> None:
     policy = Picky()
     assert with_admission(policy, "deadline") is policy
     assert with_admission(Fcfs(), "none") == Fcfs()
-    with pytest.raises(ValueError, match="admission must be none or deadline, got 'x'"):
+    with pytest.raises(ValueError, match="admission must be none, deadline, promise, got 'x'"):
         load_policy("fcfs", {}, "x")
