@@ -18,8 +18,9 @@ def make_run_dir(prefix: str = "gfdit-") -> Path:
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """``run_dir`` holds the sockets. ``worker`` is ``module:function``, called in each worker process as
     ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``.
-    A worker that ends, or is silent for ``heartbeat_timeout_s``, is replaced if ``restart_workers``, but not after
-    ``max_restarts`` in a row that never became ready. ``incarnation`` counts the processes of a worker's rank.
+    A worker that ends, is silent for ``heartbeat_timeout_s`` or is stuck in a task (for ``task_timeout_s``, see
+    :mod:`gfdit.runtime.time_limits`) is replaced if ``restart_workers``, but not after ``max_restarts`` in a row
+    that never became ready. ``incarnation`` counts the processes of a worker's rank.
     """
 
     run_dir: str
@@ -43,6 +44,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     restart_workers: bool = True
     max_restarts: int = 3
     heartbeat_timeout_s: float = 10.0
+    task_timeout_s: float = 60.0
     incarnation: int = 0
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0

@@ -35,6 +35,7 @@ from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.rank_queues import RankQueues
 from gfdit.runtime.sockets import open_socket, push, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
+from gfdit.runtime.time_limits import TimeLimits
 from gfdit.runtime.usage import UsageReports
 
 logger = logging.getLogger("gfdit.control")
@@ -66,6 +67,7 @@ class ControlProcess:
         self._decode_engine = msg.decoder(msg.EngineMessage)
         self._decode_worker = msg.decoder(msg.WorkerMessage)
         self._supervisor = Supervisor(config)
+        self._limits = TimeLimits(config, time.monotonic)
         self._poller = zmq.Poller()
         self._payloads: dict[str, bytes] = {}
         Path(config.claims_dir).mkdir()
@@ -148,7 +150,7 @@ class ControlProcess:
             for message in messages:
                 self._on_worker(message)
             # After what they had still to say.
-            for rank, how in (ended | self._supervisor.silent()).items():
+            for rank, how in (self._limits.overdue() | self._supervisor.silent() | ended).items():
                 self._lose_worker(rank, how)
             self._take_engine_messages()
             if looks_ahead and not messages:
@@ -200,6 +202,7 @@ class ControlProcess:
         logger.error("rank %d is lost: %s", rank, how)
         self._poller.unregister(self._supervisor.workers[rank].process.sentinel)
         self._supervisor.remove(rank)
+        self._limits.forget(rank)
         self._queues.renew(rank, self._supervisor.config_of(rank))
         for peer in self._supervisor.workers:
             self._queues.send("watch", peer, msg.PeerLost(rank))
@@ -233,9 +236,10 @@ class ControlProcess:
                 case msg.CallWorkers(call_id, ranks, method, payload):
                     self._calls.add(call_id, ranks)
                     for rank in ranks:
-                        self._queues.send("compute", rank, msg.Call(call_id, method, payload))
-                    for rank in self.plane.state.ranks.lost.keys() & set(ranks):
-                        if done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
+                        if rank not in self.plane.state.ranks.lost:
+                            self._limits.called(rank)
+                            self._queues.send("compute", rank, msg.Call(call_id, method, payload))
+                        elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
                             self._tell(done)
 
     def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
@@ -248,13 +252,15 @@ class ControlProcess:
     def _on_worker(self, message: msg.WorkerMessage) -> None:
         match message:
             case msg.RunStarted(dispatch_id, rank):
+                self._limits.got_on(rank)
                 self._feed(ev.TaskStarted(dispatch_id, rank))
             case msg.RunDispatched(dispatch_id, rank):
+                self._limits.got_on(rank)
                 self._feed(ev.TaskDispatched(dispatch_id, rank))
             case msg.RunSkipped(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
             case msg.RunDone(dispatch_id, rank, _, started_s, finished_s, views):
-                self._passed(dispatch_id, rank)
+                self._passed(dispatch_id, rank, done=True)
                 self._record_run(message)
                 self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s, views))
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
@@ -267,6 +273,7 @@ class ControlProcess:
             case msg.ResetDone(reset_id, rank):
                 self._feed(ev.EdgesReset(reset_id, rank))
             case msg.CallReply(call_id, rank, ok, value):
+                self._limits.answered(rank)
                 if done := self._calls.reply(call_id, rank, ok, value):
                     self._tell(done)
             case msg.Heartbeat(rank, incarnation):
@@ -330,7 +337,10 @@ class ControlProcess:
             self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
 
     def _emit_run(self, command: cmd.RunTask) -> None:
-        self._running[command.dispatch_id] = _Emitted(command, time.monotonic())
+        now_s = time.monotonic()
+        self._running[command.dispatch_id] = _Emitted(command, now_s)
+        record = self.plane.state.dispatches[command.dispatch_id]
+        self._limits.emitted(record, record.expected_s or record.ends_s - now_s)
         if command.after is not None:
             self._to_come[command.dispatch_id] = set(command.layout.ranks)
         roots = [task.request_id for task in command.tasks if not task.inputs]
@@ -343,8 +353,9 @@ class ControlProcess:
         if self._claims.withdraw(command.dispatch_id):
             self._withdrawn.append(command.dispatch_id)
 
-    def _passed(self, dispatch_id: int, rank: int) -> None:
+    def _passed(self, dispatch_id: int, rank: int, *, done: bool = False) -> None:
         """A rank has a dispatch behind it; after the last one, nobody asks any more whether it runs."""
+        self._limits.over(rank, dispatch_id, done=done)
         if (to_come := self._to_come.get(dispatch_id)) is not None:
             to_come.discard(rank)
             if not to_come:

@@ -22,6 +22,7 @@ from gfdit.observe.recording import RecordingReader
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
+from tests.support.leftovers import Leftovers, nothing_left
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
 SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3), ParallelSpec(1, 2))
@@ -30,7 +31,15 @@ SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3), ParallelSpec(1, 2))
 class Runtime:
     """A control process with three workers."""
 
-    def __init__(self, payload: bytes = b"", policy: str = POLICY, model: str = "m", **config: Any) -> None:
+    def __init__(
+        self,
+        payload: bytes = b"",
+        policy: str = POLICY,
+        model: str = "m",
+        comm_timeout_s: float = 5,
+        **config: Any,
+    ) -> None:
+        self.left = Leftovers(own_files=True)
         run_dir = make_run_dir("gfdit-test-")
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3).held_open()
@@ -46,7 +55,7 @@ class Runtime:
                 start_method="forkserver",
                 preload=["tests.support.fake_executor"],
                 heap=self.heap.to_json(),
-                comm_timeout_s=5,
+                comm_timeout_s=comm_timeout_s,
                 **config,
             )
         )
@@ -54,6 +63,7 @@ class Runtime:
 
     def wait_ready(self) -> None:
         self.client.wait_ready()
+        self.left.watch(self.client._process.pid)
 
     def submit(self, name: str, script: str, payload: str = "0.001", num_steps: int = 4) -> None:
         request = Request(
@@ -87,8 +97,12 @@ class Runtime:
         return [pickle.loads(value) for _, value in self.call(method).replies]
 
     def close(self) -> None:
+        """And see that nothing is left."""
+        self.left.watch(self.client._process.pid)
         self.client.close()
         self.heap.unlink()
+        del self.heap
+        self.left.assert_none()
 
 
 def assert_nothing_held(runtime: Runtime) -> None:
@@ -97,6 +111,7 @@ def assert_nothing_held(runtime: Runtime) -> None:
     while any(runtime.values("held")) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert runtime.values("held") == [[], [], []]
+    assert os.listdir(runtime.client.config.claims_dir) == [], "a claim on a queued task is left"
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +235,22 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
     runtime.close()
 
 
+def test_a_rank_that_is_stuck_in_a_task_is_replaced(tmp_path: Path) -> None:
+    """Its heartbeat goes on, and its peers wait for it."""
+    runtime = Runtime(payload=str(tmp_path).encode(), task_timeout_s=1.0, comm_timeout_s=1.0)
+    runtime.wait_ready()
+    pids = runtime.values("pid")
+    runtime.submit("stuck-5-1", "encode@0 prepare@0 sp2@0,1 decode@0", payload="0.01", num_steps=8)
+    runtime.submit("good", "encode@2 prepare@2 sp1@2 decode@2", payload="0.05", num_steps=100)
+    ended = runtime.until_ended("stuck-5-1", "good", timeout_s=60)
+    assert (tmp_path / "stuck-5-1").exists(), "it was stuck"
+    assert {message.outcome for message in ended.values()} == {"completed"}
+    assert_nothing_held(runtime)
+    again = runtime.values("pid")
+    assert again[1] != pids[1] and (again[0], again[2]) == (pids[0], pids[2]), "only the culprit"
+    runtime.close()
+
+
 def test_a_request_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     recording = tmp_path / "recording.jsonl"
     runtime = Runtime(checkpoint_every_steps=4, record_path=str(recording))
@@ -277,14 +308,12 @@ def test_nothing_outlives_an_engine_that_is_killed() -> None:
         "import os, signal; from tests.runtime.test_runtime import Runtime; r = Runtime(); r.wait_ready();"
         "print(r.client.config.run_dir, *r.values('pid'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    engine = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60
-    )
-    run_dir, *words = engine.stdout.split()
-    pids = [int(word) for word in words]
-    assert len(pids) == 3
-    deadline_s = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with nothing_left() as left:
+        engine = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+        run_dir, *pids = engine.stdout.split()
+        assert len(pids) == 3
+        for pid in pids:
+            left.watch(int(pid))
     assert not Path(run_dir).exists()

@@ -9,6 +9,7 @@ import os
 import pickle
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,14 +37,16 @@ def rows_of(layout: ExecutionLayout, rank: int, step: int) -> torch.Tensor:
 class FakeExecutor:
     """``payload`` of a request: seconds per task, or an instruction for its first task (see ``execute``).
 
-    A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it.
+    A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it. One
+    called ``stuck-3-1...`` never gets past that barrier; with a folder for its marks, only the first time.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, rank: int, comm: GroupFreeComm) -> None:
+    def __init__(self, rank: int, comm: GroupFreeComm, folder: str = "") -> None:
         self.rank = rank
         self.comm = comm
+        self.folder = folder
         self.artifacts: dict[str, dict[str, Any]] = {}
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
@@ -57,6 +60,7 @@ class FakeExecutor:
                 step = self.artifacts[name]["step"]
                 assert torch.equal(rows, rows_of(layout, self.rank, step)), f"{name} is not what {layout} needs"
         self._fail_if_told(task, "early")
+        self._get_stuck_if_told(task)
         if len(layout.ranks) > 1:
             self.comm.barrier(self.comm.group(layout.ranks))
         self._fail_if_told(task, "late")
@@ -84,10 +88,23 @@ class FakeExecutor:
         self.task_s = float(instruction)
 
     def _fail_if_told(self, task: Task, when: str) -> None:
-        word, *numbers = task.request_id.split("-")
-        told = word == when and [task.step_index, self.rank] == [int(number) for number in numbers[:2]]
-        if told and task.kind is TaskKind.DENOISE:
+        if self._is_told(task, when):
             raise ValueError("a bug")
+
+    def _get_stuck_if_told(self, task: Task) -> None:
+        if self._is_told(task, "stuck"):
+            if self.folder:
+                mark = Path(self.folder, task.request_id)
+                if mark.exists():
+                    return
+                mark.touch()
+            while True:
+                time.sleep(1.0)
+
+    def _is_told(self, task: Task, what: str) -> bool:
+        word, *numbers = task.request_id.split("-")
+        told = word == what and [task.step_index, self.rank] == [int(number) for number in numbers[:2]]
+        return told and task.kind is TaskKind.DENOISE
 
     task_s = 0.0
 
@@ -127,4 +144,4 @@ class FakeExecutor:
 def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> FakeExecutor:
     if payload == b"fail to start":
         raise RuntimeError("out of memory")
-    return FakeExecutor(rank, comm)
+    return FakeExecutor(rank, comm, payload.decode())

@@ -23,6 +23,7 @@ class Weather:
     """Faults per second of simulated time, and probabilities per event; times in seconds."""
 
     deaths_per_s: float
+    hangs_per_s: float
     cancel_storms_per_s: float
     clock_jumps_per_s: float
     task_error: float
@@ -44,6 +45,7 @@ class Weather:
 
         return cls(
             deaths_per_s=perhaps(0.5),
+            hangs_per_s=perhaps(0.2),
             cancel_storms_per_s=perhaps(0.1),
             clock_jumps_per_s=perhaps(0.2),
             task_error=perhaps(0.03),

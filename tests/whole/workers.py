@@ -107,6 +107,7 @@ class Process:
     num_ranks: int
     slowness: float = 1.0
     alive: bool = True
+    stuck: bool = False  # its compute lane, in a task or before one; the rest of it goes on
     silenced: bool = False  # what it sent last never left
     lanes: dict[Lane, deque[Operation | Reset | cmd.FreeArtifacts]] = field(init=False)
     busy: set[Lane] = field(default_factory=set)
@@ -125,6 +126,9 @@ class Process:
             for peer in range(self.num_ranks)
             if peer != self.rank
         }
+
+    def goes_on(self, lane: Lane) -> bool:
+        return self.alive and not (self.stuck and lane == "compute")
 
     def reset(self, reset: Reset) -> None:
         """Its side of the edges that are named."""

@@ -103,6 +103,7 @@ class World:
             self._after(at_s, self._arrive, request, graph)
         for rate, happen in (
             (self.weather.deaths_per_s, self._strike),
+            (self.weather.hangs_per_s, self._hang),
             (self.weather.cancel_storms_per_s, self._storm),
             (self.weather.clock_jumps_per_s, self._jump),
         ):
@@ -139,6 +140,30 @@ class World:
             process.silenced = self.draw.random() < 0.5
             self._after(self._up_to(self.weather.longest_detection_s), self._detect, process)
 
+    def _hang(self) -> None:
+        process = self.draw.choice(self.processes)
+        if process.alive and not process.stuck:
+            self._say(f"rank {process.rank} is stuck")
+            process.stuck = True
+            limit_s = self._up_to(self.weather.longest_detection_s)
+            self._after(limit_s, self._time_out, process)
+            self._after(limit_s + self._up_to(self.weather.longest_detection_s), self._kill_stuck, process)
+
+    def _time_out(self, stuck: Process) -> None:
+        """Its peers in a task have waited for long enough."""
+        for peer in self.processes:
+            if peer is not stuck and "compute" in peer.busy:
+                operation = peer.lanes["compute"][0]
+                if isinstance(operation, Operation) and stuck in operation.members.values():
+                    self._after(self._up_to(0.05), self._fail, operation, peer, ECHO)
+
+    def _kill_stuck(self, process: Process) -> None:
+        """What it had said before arrives; the control process has killed it itself, and knows at once."""
+        if process.alive:
+            self.num_deaths += 1
+            process.alive = False
+            self._detect(process)
+
     def _detect(self, process: Process) -> None:
         for operation in list(self._operations.values()):
             if operation.members.get(process.rank) is process:
@@ -164,7 +189,7 @@ class World:
 
     def _advance(self, process: Process, lane: Lane) -> None:
         """Go on with what is first in a lane, if it may."""
-        if not process.alive or lane in process.busy or not process.lanes[lane]:
+        if not process.goes_on(lane) or lane in process.busy or not process.lanes[lane]:
             return
         match process.lanes[lane][0]:
             case cmd.FreeArtifacts(_, names, before):
@@ -202,7 +227,7 @@ class World:
         dead = not process.known_dead.isdisjoint(members)
         if operation.aborted or dead or finds_broken_edge(operation, process.rank):
             self._fail(operation, process, ECHO)
-        elif len(operation.arrived) == len(members) and all(member.alive for member in members):
+        elif len(operation.arrived) == len(members) and all(member.goes_on(operation.lane) for member in members):
             use_edges(operation)
             operation.begun = True
             seconds = self.draw.uniform(0.01, 0.5) * max(member.slowness for member in members)
@@ -250,13 +275,14 @@ class World:
             self._after(seconds, self._complete, operation)
 
     def _complete(self, operation: Operation) -> None:
-        if not operation.aborted and all(process.alive for process in operation.members.values()):
+        members = operation.members.values()
+        if not operation.aborted and all(process.goes_on(operation.lane) for process in members):
             for process in operation.members.values():
                 self._after(self._up_to(0.01), self._finish, operation, process)
 
     def _finish(self, operation: Operation, process: Process) -> None:
         command = operation.command
-        if not process.alive or process.rank in operation.finished | operation.failed:
+        if not process.goes_on(operation.lane) or process.rank in operation.finished | operation.failed:
             return
         operation.finished.add(process.rank)
         if isinstance(command, cmd.Migrate):
@@ -286,13 +312,13 @@ class World:
         for life in operation.lives:
             life.blamed |= error != ECHO
         for process in operation.members.values():
-            if process.alive and process.rank not in operation.finished | operation.failed:
+            if process.goes_on(operation.lane) and process.rank not in operation.finished | operation.failed:
                 operation.failed.add(process.rank)
                 self._end_copy(command, process, error)
 
     def _fail(self, operation: Operation, process: Process, error: str) -> None:
         """A member gives up and wakes its peers."""
-        if not process.alive or process.rank in operation.finished | operation.failed:
+        if not process.goes_on(operation.lane) or process.rank in operation.finished | operation.failed:
             return
         operation.failed.add(process.rank)
         operation.aborted = True

@@ -1,0 +1,124 @@
+"""How long a rank may be at one task: a worker can be stuck in a kernel or a loop while its heartbeat goes on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gfdit.core.layouts import ParallelSpec
+from gfdit.core.records import DispatchRecord
+from gfdit.core.tasks import Shape, TaskKind
+from gfdit.runtime.config import RuntimeConfig
+
+PATIENCE = 20
+"""How many times as long as expected a task may take: policies plan with costs that may be wrong."""
+
+_MAX_WORK = 4096
+
+
+class _Work(NamedTuple):
+    """What a rank may have to compile or allocate for, the first time."""
+
+    kind: TaskKind
+    shape: Shape
+    cfg: bool
+    parallel: ParallelSpec
+    num_tasks: int
+
+
+class _Limit(NamedTuple):
+    name: str
+    work: _Work
+    expected_s: float
+    waits_s: float  # for peers, until that fails by itself
+
+
+@dataclass(slots=True)
+class _Rank:
+    """``since_s``: when it was last heard to get on with its tasks. ``done``: work that it has done before."""
+
+    since_s: float = 0.0
+    tasks: dict[int, _Limit] = field(default_factory=dict)  # by dispatch, in order
+    num_calls: int = 0  # unanswered; they may take as long as they like
+    done: set[_Work] = field(default_factory=set)
+
+
+class TimeLimits:
+    """A task may take ``task_timeout_s``, or :data:`PATIENCE` times what it should if that is longer.
+
+    The first time that a rank does such work it may take as long as starting the worker. Where several ranks work
+    together, a rank that waits for another one fails by itself after ``comm_timeout_s``: that much is granted on
+    top, so that only the culprit is found.
+    """
+
+    def __init__(self, config: RuntimeConfig, clock: Callable[[], float]) -> None:
+        """``clock`` gives seconds."""
+        self._config = config
+        self._clock = clock
+        self._ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
+        self._checked_s = clock()
+
+    def emitted(self, dispatch: DispatchRecord, expected_s: float) -> None:
+        """``dispatch`` was sent to its ranks, behind what they may have."""
+        view, layout = dispatch.views[0], dispatch.layout
+        work = _Work(view.kind, view.shape, view.cfg, layout.parallel, len(dispatch.tasks))
+        waits = len(layout.ranks) > 1 or dispatch.migrations
+        waits_s = self._config.comm_timeout_s if waits else 0.0
+        limit = _Limit(dispatch.tasks[0].id, work, expected_s, waits_s)
+        for rank_id in layout.ranks:
+            rank = self._ranks[rank_id]
+            if not rank.tasks:
+                rank.since_s = self._clock()
+            rank.tasks[dispatch.id] = limit
+
+    def got_on(self, rank_id: int) -> None:
+        """A rank has begun or launched a task."""
+        self._ranks[rank_id].since_s = self._clock()
+
+    def over(self, rank_id: int, dispatch_id: int, *, done: bool) -> None:
+        """A rank is done with a dispatch, or it failed there or was withdrawn."""
+        rank = self._ranks[rank_id]
+        rank.since_s = self._clock()
+        limit = rank.tasks.pop(dispatch_id, None)
+        if limit is not None and done:
+            if len(rank.done) >= _MAX_WORK:  # a server may be asked for any size
+                rank.done.clear()
+            rank.done.add(limit.work)
+
+    def called(self, rank_id: int) -> None:
+        self._ranks[rank_id].num_calls += 1
+
+    def answered(self, rank_id: int) -> None:
+        rank = self._ranks[rank_id]
+        rank.num_calls = max(0, rank.num_calls - 1)
+        rank.since_s = self._clock()
+
+    def forget(self, rank_id: int) -> None:
+        """A rank is lost; a process that replaces it begins anew."""
+        self._ranks.pop(rank_id, None)
+
+    def overdue(self) -> dict[int, str]:
+        """Ranks that are stuck, and where. To be called again and again.
+
+        Who was stopped himself has heard nobody, and begins to measure anew.
+        """
+        now_s = self._clock()
+        if now_s - self._checked_s > self._config.task_timeout_s / 2:
+            for rank in self._ranks.values():
+                rank.since_s = now_s
+        self._checked_s = now_s
+        found = {}
+        for rank_id, rank in self._ranks.items():
+            if rank.tasks and not rank.num_calls:
+                limit = next(iter(rank.tasks.values()))
+                if (at_it_s := now_s - rank.since_s) > self._seconds(limit, rank):
+                    found[rank_id] = f"stuck in {limit.name} for {at_it_s:.0f} s"
+        return found
+
+    def _seconds(self, limit: _Limit, rank: _Rank) -> float:
+        least_s = self._config.task_timeout_s
+        if limit.work not in rank.done:
+            least_s = max(least_s, self._config.start_timeout_s)
+        return max(least_s, PATIENCE * limit.expected_s) + limit.waits_s
