@@ -1,6 +1,6 @@
 """Check the models of the protocol with SPIN: `make models`. Exits with 1 if a result is not the expected one.
 
-The models are in docs/models. Every one must hold, and every mutant of it must fail.
+The models are in docs/protocol. Every one must hold, and every mutant of it must fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-MODELS = Path(__file__).resolve().parent.parent / "docs" / "models"
+MODELS = Path(__file__).resolve().parent.parent / "docs" / "protocol"
 
 
 @dataclass(frozen=True)
