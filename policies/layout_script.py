@@ -2,6 +2,7 @@
 
 A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
 ``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
+A further encoding task has its own name, ``encode_image@1``, or goes where encoding does.
 Requests take turns, oldest first; a task waits until all its ranks are free. Denoising steps of requests whose
 scripts say ``batch`` share a dispatch when their scripts and shapes agree and they wait at the same time; with
 ``batch=2`` they wait for each other until they are two.
@@ -77,13 +78,13 @@ def layout_of(script: str, task: Task | TaskView) -> ExecutionLayout:
             continue
         name, _, ranks_text = word.partition("@")
         ranks = tuple(int(rank) for rank in ranks_text.split(","))
-        if name in words:
+        if name in words or name.startswith("encode_"):
             words[name] = ExecutionLayout(ranks)
         else:
             steps.append(ExecutionLayout(ranks, parse_spec(name)))
     if task.kind is TaskKind.DENOISE:
         return steps[task.step_index % len(steps)]
-    return words[task.kind]
+    return words.get(task.id.removeprefix(f"{task.request_id}/"), words[task.kind])
 
 
 def parse_spec(text: str) -> ParallelSpec:

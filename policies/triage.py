@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter, itemgetter
@@ -118,7 +118,9 @@ class Triage:
                 if not left:
                     break
         else:
-            if self.widening and self.objective != "throughput" and left and len(starts) == len(ready):
+            if left and len(starts) == len(ready):
+                starts += _further(tasks, prospects, left, view)
+            if self.widening and self.objective != "throughput" and left and len(starts) >= len(ready):
                 starts = _widened(starts, left)
         dispatches = []
         for start in starts:
@@ -159,6 +161,17 @@ class Triage:
                 waiting.append(prospect)
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
+
+
+def _further(
+    tasks: Mapping[str, TaskView], prospects: Mapping[str, Prospect], left: RankCounts, view: SchedulerView
+) -> Iterator[Start]:
+    """What else is ready of the requests in ``tasks``, on ranks that nobody waits for."""
+    for task in view.ready:
+        name, spec = task.request_id, view.cost.candidates(task)[0]
+        if tasks[name].id != task.id and name in prospects and spec.size <= left.of(task.model):
+            left.take(task.model, spec.size)
+            yield Start(task, prospects[name], spec)
 
 
 def _is_worth_waiting(prospect: Prospect, num_lacking: int, view: SchedulerView) -> bool:

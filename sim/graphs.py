@@ -14,12 +14,16 @@ from gfdit.core import (
 )
 from gfdit.core.cost_table import TableCostModel
 from gfdit.core.layouts import SINGLE
+from gfdit.core.tasks import with_encoder
+
+_OF_EVERY_MODEL = frozenset({"conditioning", "latents"})
 
 
 class GraphBuilder:
     """Graphs as the server makes them: only denoising is parallel.
 
-    A model for which the table has no ``prepare`` at all makes its initial latents while encoding.
+    A model for which the table has no ``prepare`` at all makes its initial latents while encoding. An artifact in
+    the table that not every model has is made by an encode task of its own.
     """
 
     def __init__(self, cost: TableCostModel, num_ranks: int) -> None:
@@ -27,6 +31,11 @@ class GraphBuilder:
         self._num_ranks = num_ranks
         self._specs: dict[tuple[str, bool], tuple[ParallelSpec, ...]] = {}
         self._prepared = {entry.model for entry in cost.table.entries if entry.task is TaskKind.PREPARE}
+        self._inputs: dict[str, list[str]] = {}  # by model
+        for size in cost.table.artifacts:
+            known = self._inputs.setdefault(size.model, [])
+            if size.artifact not in _OF_EVERY_MODEL and size.artifact not in known:
+                known.append(size.artifact)
 
     def check(self, request: Request) -> None:
         """Raises ``ValueError`` naming the request if the table lacks a task or no degree fits the ranks."""
@@ -37,7 +46,10 @@ class GraphBuilder:
         """Raises what :meth:`check` raises."""
         self.check(request)
         specs = self._specs[request.model, request.cfg]
-        return trajectory(request.id, request.num_steps, specs, prepare=request.model in self._prepared)
+        graph = trajectory(request.id, request.num_steps, specs, prepare=request.model in self._prepared)
+        for name in self._inputs.get(request.model, ()):
+            graph = with_encoder(graph, name, {TaskKind.DENOISE})
+        return graph
 
     def service_s(self, request: Request) -> float:
         """Time of the request alone on one rank."""
