@@ -229,9 +229,17 @@ def join_state(artifacts: tuple[Artifact, ...]) -> StepRequestState:
     fields = {name: value for artifact in artifacts for name, value in artifact.items()}
     generator = fields.pop("generator", None)
     fields["sampling"] = _with_generator(fields["sampling"], generator and generator.clone_state())
+    fields["extra"] = {name: _own(value) for name, value in fields.get("extra", {}).items()}
     if (scheduler := fields.get("scheduler")) is not None:
         fields["scheduler"] = _copy_of(scheduler)
     return StepRequestState(**fields)
+
+
+def _own(value: Any) -> Any:
+    """A field of ``extra``, of which steps replace the tensors, but change containers and generators in place."""
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return copy.copy(value) if isinstance(value, (list, dict)) else value
 
 
 def _copy_of(scheduler: Any) -> Any:

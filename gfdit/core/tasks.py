@@ -150,3 +150,13 @@ def with_encoder(graph: TaskGraph, name: str, readers: Container[TaskKind]) -> T
         step, outputs, candidates = task.step_index, task.outputs, task.candidates
         tasks.append(Task(task.id, request_id, task.kind, step, inputs, outputs, candidates))
     return TaskGraph(request_id, tuple(tasks))
+
+
+def with_candidates(graph: TaskGraph, kind: TaskKind, candidates: tuple[ParallelSpec, ...]) -> TaskGraph:
+    """``graph`` with other specifications to choose from for tasks of ``kind``."""
+    tasks = []
+    for task in graph.tasks:
+        specs = candidates if task.kind is kind else task.candidates
+        step, inputs, outputs = task.step_index, task.inputs, task.outputs
+        tasks.append(Task(task.id, task.request_id, task.kind, step, inputs, outputs, specs))
+    return TaskGraph(graph.request_id, tuple(tasks))

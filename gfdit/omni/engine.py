@@ -109,6 +109,15 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     # Requests in: called on the event loop's thread
 
+    def _prepare_request_for_admission(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
+        """What the model's own preprocessing refuses is the client's mistake: an input image that is missing."""
+        try:
+            return super()._prepare_request_for_admission(request)
+        except OmniClientError:
+            raise
+        except ValueError as error:
+            raise OmniClientError(str(error)) from error
+
     def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
         """Check and convert the request, enter it in the table and queue it for the control process.
 

@@ -62,16 +62,17 @@ class ElasticModelRunner(DiffusionModelRunner):
         """Whether the model says how to split its tokens, at any length.
 
         A split without automatic padding would fail in the middle of a collective for lengths that do not
-        divide by the degree.
+        divide by the degree. A plan that only gathers is of a model that splits its tokens by itself.
         """
+        plans = [plan for _, plan in self._plans()]
         splits = [
             split
-            for _, plan in self._plans()
+            for plan in plans
             for entry in plan.values()
             if isinstance(entry, dict)
             for split in entry.values()
         ]
-        return bool(splits) and all(getattr(split, "auto_pad", False) for split in splits)
+        return bool(plans) and all(getattr(split, "auto_pad", False) for split in splits)
 
     @contextmanager
     def task(self, layout: ExecutionLayout) -> Iterator[None]:
