@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.utils.size_utils import normalize_min_aligned_size
@@ -43,9 +44,12 @@ class QwenImageAdapter(StepExecutionAdapter):
         return Shape(*normalize_min_aligned_size(height, width, _ALIGNMENT))
 
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
-        prompt = request.prompt
+        return self.has_guidance(request.prompt, request.sampling_params)
+
+    def has_guidance(self, prompt: Any, sampling: Any) -> bool:
+        """Only with a negative prompt, be it empty."""
         negative = None if isinstance(prompt, str) else prompt.get("negative_prompt")
-        return negative is not None and (request.sampling_params.true_cfg_scale or _DEFAULT_TRUE_CFG_SCALE) > 1
+        return negative is not None and (sampling.true_cfg_scale or _DEFAULT_TRUE_CFG_SCALE) > 1
 
     def new_state(self, call: TaskCall) -> StepRequestState:
         state = super().new_state(call)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 ADAPTERS = {
     "FluxPipeline": "gfdit.adapters.flux:FluxAdapter",
+    "HeliosPipeline": "gfdit.adapters.helios:HeliosAdapter",
+    "HeliosPyramidPipeline": "gfdit.adapters.helios:HeliosAdapter",
+    "QwenImageEditPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditAdapter",
+    "QwenImageEditPlusPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditPlusAdapter",
     "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",
     "StableDiffusion3Pipeline": "gfdit.adapters.sd3:StableDiffusion3Adapter",
     "WanDMDPipeline": "gfdit.adapters.wan:WanAdapter",
@@ -25,6 +29,20 @@ PIPELINES = {
     "ZImagePipeline": "gfdit.adapters.z_image_pipeline",
 }
 GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
+_ONE_RANK = "its step execution refuses sequence and CFG parallelism: there is nothing to choose for a step"
+_AUDIO = "it makes audio, and its steps change their input in place, so that none could run again after a fault"
+_MODULE = "the state of its requests contains the transformer itself, which cannot follow them to another rank"
+#: Pipelines that implement step execution and still are not served, with the reason.
+REFUSED = {
+    "BagelPipeline": _ONE_RANK,
+    "HunyuanImage3ForCausalMM": _ONE_RANK,
+    "LingBotWorldCausalDMDPipeline": "it keeps the attention cache of every request on the pipeline of one rank",
+    "MiniMaxH3ModularPipeline": _MODULE,
+    "MiniMaxH3Pipeline": _MODULE,
+    "OmniVoice": _AUDIO,
+    "OmniVoicePipeline": _AUDIO,
+    "QwenImageDMD2Pipeline": "step execution leaves out what it does to every request: its own steps, no guidance",
+}
 
 
 def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None) -> ModelAdapter:
@@ -33,6 +51,8 @@ def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | Non
     Raises ``ValueError`` naming the pipeline for one that neither covers, or a path that leads nowhere.
     """
     name = od_config.model_class_name
+    if path is None and name in REFUSED:
+        raise ValueError(f"gfdit does not serve {name}: {REFUSED[name]}")
     path = path or ADAPTERS.get(name) or _generic(name)
     module, _, attribute = path.partition(":")
     try:

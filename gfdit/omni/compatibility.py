@@ -18,6 +18,7 @@ SYMBOLS = (
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_process_hooks"),
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_scheduler"),
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._make_dummy_request"),
+    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._prepare_request_for_admission"),
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._put_output"),
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._resolve_execution_mode"),
     ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._run_rpc_task"),
@@ -77,6 +78,11 @@ def check_config(od_config: Any) -> None:
             _OFFLOAD,
         ),
         ("cache_backend", od_config.cache_backend not in (None, "none"), _STATE),
+        (
+            "diffusion_kv_cache_skip_steps",
+            bool(od_config.diffusion_kv_cache_skip_steps),
+            "steps run one by one, and attention is not told which one it is part of",
+        ),
         (
             "streaming_output",
             od_config.streaming_output,

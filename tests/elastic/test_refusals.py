@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def make_config(model: Path) -> Callable[..., Any]:
         ({"enable_cpu_offload": True}, "enable_cpu_offload"),
         ({"enable_layerwise_offload": True}, "enable_layerwise_offload"),
         ({"cache_backend": "tea_cache"}, "cache_backend: it keeps the state of one request"),
+        ({"diffusion_kv_cache_skip_steps": "0-3"}, "diffusion_kv_cache_skip_steps: steps run one by one"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -123,3 +125,45 @@ def test_a_request_too_many_is_turned_away_at_once() -> None:
     with pytest.raises(OmniClientError, match="3 requests are alive already") as refusal:
         engine._add_prepared_request(None)
     assert refusal.value.status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "reason"),
+    [
+        ("BagelPipeline", "refuses sequence and CFG parallelism"),
+        ("HunyuanImage3ForCausalMM", "refuses sequence and CFG parallelism"),
+        ("LingBotWorldCausalDMDPipeline", "keeps the attention cache of every request"),
+        ("MiniMaxH3Pipeline", "contains the transformer itself"),
+        ("MiniMaxH3ModularPipeline", "contains the transformer itself"),
+        ("OmniVoicePipeline", "makes audio"),
+        ("OmniVoice", "makes audio"),
+        ("QwenImageDMD2Pipeline", "step execution leaves out"),
+        ("QwenImageLayeredPipeline", "has no adapter for 'QwenImageLayeredPipeline'"),
+        ("NoSuchPipeline", "has no adapter for 'NoSuchPipeline'"),
+    ],
+)
+def test_pipelines_that_cannot_be_served(make_config: Callable[..., Any], pipeline: str, reason: str) -> None:
+    from gfdit.adapters.registry import make_adapter
+
+    config = make_config()
+    config.model_class_name = pipeline
+    with pytest.raises(ValueError, match=reason) as refusal:
+        make_adapter(config, 2)
+    assert pipeline in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_every_pipeline_with_step_execution_has_an_adapter_or_a_reason() -> None:
+    """Nobody has read those that a later vLLM-Omni brings."""
+    prepare_cpu_process()
+    from vllm_omni.diffusion import registry
+
+    from gfdit.adapters.registry import ADAPTERS, REFUSED
+
+    models = Path(registry.__file__).parent / "models"
+    found = set()
+    for name, (folder, module, _) in registry._DIFFUSION_MODELS.items():
+        path = models / folder / f"{module}.py"
+        if path.is_file() and re.search(r"supports_step_execution\b.*= True", path.read_text()):
+            found.add(name)
+    assert {"QwenImagePipeline", "HeliosPipeline", "BagelPipeline", "OmniVoice"} <= found
+    assert found <= ADAPTERS.keys() | REFUSED.keys()

@@ -13,7 +13,10 @@ from pathlib import Path
 
 FAMILIES = {
     "flux": "gfdit.adapters.tiny_models.flux",
+    "helios": "gfdit.adapters.tiny_models.helios",
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",
+    "qwen-image-edit": "gfdit.adapters.tiny_models.qwen_image_edit",
+    "qwen-image-edit-plus": "gfdit.adapters.tiny_models.qwen_image_edit:write_plus",
     "sd3": "gfdit.adapters.tiny_models.sd3",
     "wan2.2-i2v": "gfdit.adapters.tiny_models.wan:write_i2v",
     "wan2.2-t2v-a14b": "gfdit.adapters.tiny_models.wan:write_t2v",

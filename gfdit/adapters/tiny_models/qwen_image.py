@@ -22,16 +22,17 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     num_tokens = write_byte_tokenizer(directory / "tokenizer", SPECIAL_TOKENS)
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
-    _text_encoder(num_tokens).save_pretrained(directory / "text_encoder")
+    text_encoder(num_tokens).save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
     AutoencoderKLQwenImage(base_dim=16, z_dim=LATENT_CHANNELS).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 2)
-    _transformer(spec).save_pretrained(directory / "transformer")
-    _scheduler().save_pretrained(directory / "scheduler")
+    transformer(spec).save_pretrained(directory / "transformer")
+    scheduler().save_pretrained(directory / "scheduler")
     (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
 
 
-def _text_encoder(num_tokens: int) -> Qwen2_5_VLForConditionalGeneration:
+def text_encoder(num_tokens: int, **token_ids: int) -> Qwen2_5_VLForConditionalGeneration:
+    """``token_ids`` are those that stand for images; without them it only reads text."""
     text: dict[str, Any] = {
         "vocab_size": num_tokens,
         "hidden_size": TEXT_WIDTH,
@@ -45,7 +46,7 @@ def _text_encoder(num_tokens: int) -> Qwen2_5_VLForConditionalGeneration:
         "bos_token_id": 0,
         "eos_token_id": 2,
     }
-    # Qwen-Image drops the vision tower when it loads the encoder, so it only has to exist.
+    # Qwen-Image drops the vision tower when it loads the encoder; only editing uses it.
     vision = {
         "depth": 1,
         "hidden_size": 32,
@@ -55,10 +56,12 @@ def _text_encoder(num_tokens: int) -> Qwen2_5_VLForConditionalGeneration:
         "patch_size": 14,
         "fullatt_block_indexes": [0],
     }
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision, **token_ids)
+    )
 
 
-def _transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
+def transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
     return QwenImageTransformer2DModel(
         patch_size=PATCH_SIZE,
         in_channels=LATENT_CHANNELS * PATCH_SIZE**2,
@@ -71,7 +74,7 @@ def _transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
     )
 
 
-def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+def scheduler() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(
         num_train_timesteps=1000,
         shift=1.0,

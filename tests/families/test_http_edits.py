@@ -1,0 +1,217 @@
+"""A client's view of editing and of videos in chunks: `gfdit serve` on small checkpoints over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from gfdit.cli.main import main
+from gfdit.cli.replay import ReplayOptions, replay
+from gfdit.observe.timeline import Span, read_timeline
+from gfdit.omni.plugin import find_accelerator
+from gfdit.sim.trace import TraceRequest
+from tests.support.server import ServerProcess, free_port, start_server
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"),
+]
+
+SIZE = (128, 96)  # width, height
+FORM = {
+    "prompt": "make it blue",
+    "negative_prompt": " ",
+    "size": f"{SIZE[0]}x{SIZE[1]}",
+    "num_inference_steps": "3",
+    "true_cfg_scale": "4",
+    "seed": "1",
+}
+
+
+def png(seed: int = 1, width: int = 80, height: int = 60) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def serve(family: str, folder: Path, *flags: str) -> Any:
+    model = folder / family
+    assert main(["tiny-model", family, str(model)]) == 0
+    argv = ["gfdit", "serve", str(model), "--ranks", "2", *flags, "--timeline", str(folder / "timeline.json")]
+    argv += ["--", "--enforce-eager", "--dtype", "float32"]
+    return start_server(argv, free_port(), folder / "log")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("edit")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with serve("qwen-image-edit", folder) as server:
+        yield server
+
+
+def post(server: ServerProcess, path: str, **arguments: Any) -> httpx.Response:
+    return httpx.post(f"{server.base_url}{path}", timeout=120, trust_env=False, **arguments)
+
+
+def edit(server: ServerProcess, image: bytes | None = None, **fields: str) -> httpx.Response:
+    files = {"image": ("image.png", image, "image/png")} if image is not None else None
+    return post(server, "/v1/images/edits", data={**FORM, **fields}, files=files)
+
+
+def chat(server: ServerProcess, image: bytes | None = None, **fields: Any) -> httpx.Response:
+    content: list[dict[str, Any]] = [{"type": "text", "text": FORM["prompt"]}]
+    if image is not None:
+        url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    width, height = SIZE
+    extra_body = {
+        "width": width,
+        "height": height,
+        "num_inference_steps": 3,
+        "seed": 1,
+        "true_cfg_scale": 4.0,
+        "negative_prompt": " ",
+        **fields,
+    }
+    messages = [{"role": "user", "content": content}]
+    return post(server, "/v1/chat/completions", json={"messages": messages, "extra_body": extra_body})
+
+
+def edited(response: httpx.Response) -> Image.Image:
+    assert response.status_code == 200, response.text
+    return Image.open(io.BytesIO(base64.b64decode(response.json()["data"][0]["b64_json"])))
+
+
+def drawn(response: httpx.Response) -> Image.Image:
+    assert response.status_code == 200, response.text
+    url = response.json()["choices"][0]["message"]["content"][0]["image_url"]["url"]
+    return Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
+
+
+def flushed_spans(folder: Path) -> list[Span]:
+    time.sleep(1.5)  # the file is written about once a second
+    return read_timeline(folder / "timeline.json")
+
+
+def test_an_edit(server: ServerProcess) -> None:
+    image = edited(edit(server, png()))
+    assert image.size == SIZE
+    assert edited(edit(server, png())).tobytes() == image.tobytes()
+    assert edited(edit(server, png(2))).tobytes() != image.tobytes(), "the input image matters"
+    assert edited(edit(server, png(), seed="2")).tobytes() != image.tobytes()
+
+
+def test_a_chat_with_an_image_is_the_same_edit_and_takes_options(server: ServerProcess) -> None:
+    options = {"gfdit": {"deadline_ms": 60_000, "slo_class": "interactive", "priority": 5, "max_sp": 1}}
+    image = drawn(chat(server, png(), extra_args=options))
+    assert image.tobytes() == edited(edit(server, png())).tobytes()
+    refused = chat(server, png(), extra_args={"gfdit": {"deadline_ms": -1}})
+    assert refused.status_code == 400 and "gfdit.deadline_ms must be" in refused.text
+
+
+def test_the_size_is_that_of_the_input_image_if_none_is_given(server: ServerProcess) -> None:
+    assert edited(edit(server, png(width=160, height=128), size="auto")).size == (160, 128)
+
+
+def test_without_an_image(server: ServerProcess) -> None:
+    for response in (
+        chat(server),
+        post(server, "/v1/images/generations", json={"prompt": "a red panda", "size": "128x128"}),
+    ):
+        assert response.status_code == 400, response.text
+        assert "requires one input image" in json.dumps(response.json())
+    assert edit(server).status_code == 422, "vLLM-Omni's own check of the form"
+    assert edited(edit(server, png())).size == SIZE
+
+
+@pytest.mark.parametrize(
+    ("image", "fields"),
+    [(b"not a picture", {}), (png()[:60], {}), (png(), {"size": "wide"}), (png(), {"size": "8x8"})],
+    ids=["not a picture", "cut off", "size", "too small"],
+)
+def test_bad_input_is_the_clients_mistake(server: ServerProcess, image: bytes, fields: dict[str, str]) -> None:
+    response = edit(server, image, **fields)
+    assert 400 <= response.status_code < 500, response.text
+    assert edited(edit(server, png())).size == SIZE
+
+
+def test_both_encode_tasks_are_in_the_timeline_on_two_ranks_at_once(server: ServerProcess, folder: Path) -> None:
+    edited(edit(server, png()))
+    spans = flushed_spans(folder)
+    last = spans[-1].request
+    first, second = sorted((s for s in spans if s.request == last and s.kind == "encode"), key=lambda s: s.start_s)
+    assert {first.task.rpartition("/")[2], second.task.rpartition("/")[2]} == {"encode", "encode_image"}
+    assert first.rank != second.rank and second.start_s < first.end_s
+
+
+def test_a_trace_with_an_input_image(server: ServerProcess) -> None:
+    trace = [TraceRequest(f"r{i}", 0.1 * i, "", SIZE[1], SIZE[0], 1, 2, cfg=bool(i % 2)) for i in range(3)]
+    outcomes = replay(trace, ReplayOptions(server.base_url, send_slo=True, input_image=png()))
+    assert [outcome.error for outcome in outcomes] == [""] * 3
+
+
+def test_healthy_after_all_that(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.base_url}/health", trust_env=False).status_code == 200
+
+
+def test_videos_in_chunks(tmp_path: Path) -> None:
+    with serve("helios", tmp_path, "--policy", "equipartition") as server:
+        form = {
+            "prompt": "a red panda",
+            "size": "64x64",
+            "num_frames": "40",
+            "fps": "16",
+            "num_inference_steps": "3",
+            "seed": "1",
+        }
+        fields = {name: (None, value) for name, value in form.items()}
+        made = post(server, "/v1/videos/sync", files=fields)
+        assert made.status_code == 200 and made.headers["content-type"].startswith("video/mp4"), made.text[:500]
+        assert post(server, "/v1/videos/sync", files=fields).content == made.content
+        bad = {**fields, "extra_params": (None, json.dumps({"history_sizes": [16]}))}
+        refused = post(server, "/v1/videos/sync", files=bad)
+        assert refused.status_code == 400 and "history_sizes must be a list of 3" in refused.text
+        steps = {span.step for span in flushed_spans(tmp_path) if span.kind == "denoise"}
+        assert steps == set(range(2 * 3))
+
+
+def test_profile(tmp_path: Path) -> None:
+    """Both encode tasks count as one kind; their artifact has a size of its own."""
+    from gfdit.core.cost_table import CostTable
+
+    model = tmp_path / "qwen-image-edit"
+    assert main(["tiny-model", "qwen-image-edit", str(model)]) == 0
+    (tmp_path / "input.png").write_bytes(png())
+    argv = ["profile", str(model), "--ranks", "2", "--out", str(tmp_path / "c.json"), "--shape", "64x64"]
+    argv += [
+        "--input-image",
+        str(tmp_path / "input.png"),
+        "--cfg",
+        "off",
+        "--spread",
+        "0.9",
+        "--min-reps",
+        "2",
+        "--max-reps",
+        "4",
+    ]
+    assert main([*argv, "--", "--dtype", "float32", "--enforce-eager"]) == 0
+    table = CostTable.load(tmp_path / "c.json")
+    assert {str(entry.task) for entry in table.entries} == {"encode", "prepare", "denoise", "decode"}
+    assert {size.artifact for size in table.artifacts} == {"conditioning", "image", "latents"}
