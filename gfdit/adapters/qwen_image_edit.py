@@ -129,7 +129,6 @@ class QwenImageEditAdapter(DenoiseLoopAdapter, QwenImageAdapter):
             sampling.num_inference_steps or 50, sampling.sigmas, state.latents.shape[1]
         )
         state.scheduler = self.own_scheduler()
-        state.do_true_cfg = state.negative_prompt_embeds is not None
         state.img_shapes = state.extra["img_shapes"]
         state.txt_seq_lens = txt_seq_lens_from_embeds(state.prompt_embeds)
         state.negative_txt_seq_lens = txt_seq_lens_from_embeds(state.negative_prompt_embeds)
