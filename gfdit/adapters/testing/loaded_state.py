@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 _OWN_TO_TORCH = frozenset(vars(torch.nn.Module()))
+# By this transformers knows that it has installed hooks: hooks stay, and must not be installed again.
+_MARK_OF_HOOKS = frozenset({"_output_capturing_hooks_installed"})
 
 
 def transformers_of(pipeline: Any) -> list[torch.nn.Module]:
@@ -64,4 +66,5 @@ class LoadedState:
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _OWN_TO_TORCH}
+    kept = _OWN_TO_TORCH | _MARK_OF_HOOKS
+    return {name: value for name, value in vars(module).items() if name not in kept}
