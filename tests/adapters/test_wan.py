@@ -88,9 +88,7 @@ def kit_of(kits: Kits) -> Callable[[str], AdapterKit]:
 
 @pytest.mark.parametrize("family", REQUESTS)
 def test_a_guided_request_of_an_odd_length(kit_of: Callable[[str], AdapterKit], family: str) -> None:
-    report = check_adapter(
-        kit_of(family), REQUESTS[family][:1], num_scripts=1, checks=("stock", "sp1", "layouts", "migration")
-    )
+    report = check_adapter(kit_of(family), REQUESTS[family][:1], num_scripts=1, checks=("sp1", "layouts"))
     assert report.passed, str(report)
 
 
@@ -99,7 +97,7 @@ def test_an_image_is_encoded_by_a_task_of_its_own(kit_of: Callable[[str], Adapte
     (stock,) = kit.stock(TEXT_AND_IMAGE[:1])
     assert kit.run(TEXT_AND_IMAGE[0], "encode@1 prepare@2 sp1@3 sp1@0 decode@1").identical(stock)
     sizes = kit.artifact_bytes(TEXT_AND_IMAGE[0])
-    assert set(sizes["denoise"]) == {"conditioning", "image", "latents"}
+    assert set(sizes["denoise"]) == {"conditioning", "image", "latents"}, "decoding reads the image too"
     assert set(kit.artifact_bytes(TEXT[0])["denoise"]) == {"conditioning", "latents"}
 
 
@@ -203,7 +201,8 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
         shape = Shape(request.height or 0, request.width or 0, request.num_frames)
         solver = request.sampling["extra_args"]["sample_solver"]
         computed = wan_artifacts.artifacts(model, shape, num_text_tokens=32, solver=solver)
-        measured = kit_of(family).artifact_bytes(request)["denoise"]
+        alive = kit_of(family).artifact_bytes(request).values()
+        measured = {name: sizes for artifacts in alive for name, sizes in artifacts.items()}  # the last wins
         assert measured.keys() == computed.keys()
         for name, artifact in computed.items():
             num_bytes, _ = measured[name]
