@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
@@ -50,6 +53,13 @@ def test_a_degree_that_is_not_announced_is_seen(kit: AdapterKit) -> None:
         kit.on_ranks(sabotage.announce_degree, True)
     assert not report.passed and "differs by" in str(report), str(report)
     assert check_adapter(kit, [PLAIN], checks=["layouts"], num_scripts=1).passed
+
+
+def test_who_uses_the_kit_need_not_import_vllm_omni() -> None:
+    """It takes half a minute on a busy machine; the processes of a kit share the import."""
+    code = "import sys\nsys.modules.update(vllm=None, vllm_omni=None)\nimport gfdit.adapters.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_batches_are_counted(kit: AdapterKit) -> None:

@@ -220,7 +220,7 @@ class AdapterKit:
 
     def _flow(self, request: KitRequest, script: str, how: How = How()) -> _Flow:  # noqa: B008 - immutable
         prepared = self._prepare(request)
-        flow = _Flow(prepared, script, list(prepared.trajectory.graph.tasks), how)
+        flow = _Flow(prepared, script, list(prepared.graph.tasks), how)
         if script:
             flow.check(self.num_ranks)
         return flow
@@ -334,7 +334,7 @@ class _Flow:
 
     @property
     def request_id(self) -> str:
-        return self.prepared.trajectory.graph.request_id
+        return self.prepared.graph.request_id
 
     @property
     def is_over(self) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gfdit.adapters.base import Trajectory
 from gfdit.adapters.testing.outputs import Output
 from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.tasks import TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as the engine hands it on: ``payload`` to the ranks, the rest to the control plane."""
+    """A request as the engine hands it on: ``payload`` to the ranks, ``graph`` to the control plane."""
 
     payload: bytes
-    trajectory: Trajectory
+    graph: TaskGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ class EngineService:
         if self._pre_process is not None:
             omni_request = self._pre_process(omni_request)
         half = make_adapter(self._od_config, self._num_ranks, adapter)
-        trajectory = half.convert(omni_request, None if sp_allowed else 1)
-        trajectory.graph.check()
-        return Prepared(pickle.dumps(omni_request), trajectory)
+        graph = half.convert(omni_request, None if sp_allowed else 1).graph
+        graph.check()
+        return Prepared(pickle.dumps(omni_request), graph)
 
     def _build(self, degrees: dict[str, int], **more: Any) -> OmniDiffusionConfig:
         options = {"enforce_eager": True, "dtype": self._dtype, **self._options, **more}
