@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
+from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.comm import create_heap
@@ -83,6 +86,7 @@ class ElasticExecutor(DiffusionExecutor):
                 restart_workers=on_cpu,
                 max_restarts=settings.max_restarts,
                 heartbeat_timeout_s=settings.heartbeat_timeout_s,
+                task_timeout_s=settings.task_timeout_s,
                 policy_timeout_s=settings.policy_timeout_s,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,
@@ -96,6 +100,14 @@ class ElasticExecutor(DiffusionExecutor):
         if not on_cpu:
             # Every rank has attached: from here on nothing is left behind, whatever kills the server.
             self.heap.unlink()
+
+    def warm_up_replacements(self, request: OmniDiffusionRequest) -> None:
+        """From now on a worker that replaces another one runs ``request`` by itself before it is used."""
+        path = Path(self.client.config.worker_payload_path)
+        payload = replace(pickle.loads(path.read_bytes()), warm_up=request)
+        new = path.with_suffix(".new")
+        new.write_bytes(pickle.dumps(payload))
+        new.replace(path)  # at once: a worker may be starting
 
     def _threads_per_rank(self) -> int:
         """One rank per core is the aim; ranks that share a core must not also share it with their threads."""

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
 
 
-def warm_up(executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
-    """All ranks call this together; each is in one group of every size. Returns seconds by specification."""
+def warm_up(
+    executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool, by_itself: bool = False
+) -> dict[str, float]:
+    """All ranks call this together; each is in one group of every size. Returns seconds by specification.
+
+    A rank can do it ``by_itself``, but for what takes several ranks.
+    """
     trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
     alone = ExecutionLayout((executor.rank,))
     artifacts: dict[str, Artifact] = {}
@@ -35,7 +40,8 @@ def warm_up(executor: OmniExecutor, request: OmniDiffusionRequest, sequence_para
     for task in trajectory.graph.tasks:
         if task.kind is TaskKind.DENOISE and task.step_index == 0:
             for spec in reversed(task.candidates):
-                if layout := _own_group(executor.rank, spec.size, executor.comm.world_size):
+                layout = _own_group(executor.rank, spec.size, executor.comm.world_size)
+                if layout and (spec.size == 1 or not by_itself):
                     run(task, ExecutionLayout(layout, spec))
         elif task.kind is not TaskKind.DENOISE or task.step_index == 1:
             run(task, alone)

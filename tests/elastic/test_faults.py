@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -27,21 +28,25 @@ def test_images_are_those_of_an_undisturbed_server(engine: Engine, number: signa
     images = engine.images(requests)
     striker.join()
     assert [image.tobytes() for image in images] == [image.tobytes() for image in expected]
-    again = pids_when_back(engine)
+    described = when_back(engine)
+    again = [rank["pid"] for rank in described]
     engine.call("arm_tripwire")  # on the new worker too
     assert again[2] != pids[2] and [again[rank] for rank in (0, 1, 3)] == [pids[rank] for rank in (0, 1, 3)]
     assert not psutil.pid_exists(pids[2])
+    assert described[2]["warm_up_s"].keys() == {"encode", "prepare", "sp1", "decode"}, "before it is used"
+    assert not described[0]["warm_up_s"], "it was warmed up with the others"
     wide = ImageRequest(256, 256, steps=12, seed=7).under("sp4@3,2,1,0")
     assert engine.image(wide).tobytes() == expected[0].tobytes(), "the rank serves again"
     assert engine.drained()
 
 
-def pids_when_back(engine: Engine) -> list[int]:
+def when_back(engine: Engine) -> list[dict[str, Any]]:
+    """What all ranks say of themselves."""
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         answer = engine.call("gfdit_describe")  # by rank, or what went wrong
         if isinstance(answer, list):
-            return [described["pid"] for described in answer]
+            return answer
         assert "lost" in str(answer)
         time.sleep(0.5)
     raise AssertionError(f"the rank did not come back: {answer}")
