@@ -13,6 +13,7 @@ from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
 from gfdit.omni.settings import Settings
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
+FRONT = "gfdit.omni.http_front.HttpFront"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="1: a policy may queue a request's next step behind the running one; 0: never",
     )
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="S",
+        default=20.0,
+        help="seconds that running requests have to end after SIGTERM (default 20); then they get HTTP 503",
+    )
     parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
     parser.add_argument("--model-name", metavar="NAME", help="what the cost table calls the model")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
@@ -62,10 +70,13 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"there is no checkpoint directory {args.model}")
     if args.ranks < 1:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
+    if args.shutdown_timeout < 0:
+        raise ValueError(f"--shutdown-timeout must not be negative, got {args.shutdown_timeout}")
     policy_args = parse_policy_args(args.policy_arg)
     load_policy(args.policy, policy_args, args.admission)
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
     settings["run_ahead"] = args.run_ahead
+    settings["shutdown_timeout_s"] = args.shutdown_timeout
     if args.model_name:
         settings["model_name"] = args.model_name
     if args.costs is not None:
@@ -83,8 +94,9 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     program = Path(sys.executable).with_name("vllm")
     if not program.exists():
         raise ValueError(f"vLLM is not installed beside {sys.executable}")
-    override = ["--stage-overrides", json.dumps({"0": stage})]
-    return [str(program), "serve", args.model, "--omni", "--port", str(args.port), *override, *args.passthrough]
+    command = [str(program), "serve", args.model, "--omni", "--port", str(args.port)]
+    command += ["--stage-overrides", json.dumps({"0": stage})]
+    return [*command, "--middleware", FRONT, *args.passthrough]
 
 
 def check_costs(path: Path, model: str) -> None:

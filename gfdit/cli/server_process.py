@@ -33,6 +33,7 @@ class ServerProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log_path: Path) -> None:
         self.process = process
+        self.port = port
         self.base_url = f"http://127.0.0.1:{port}"
         self.log_path = log_path
         self.startup_s = 0.0

@@ -357,7 +357,7 @@ class ControlPlane:
         elif dispatch.out_of_step:
             self.state.recover(record)  # it never had a chance
         elif record.num_retries == self.max_retries:
-            message = f"{error} (after {record.num_retries} retries; the request may be sent again)"
+            message = f"{error} (after {record.num_retries} retries)"
             record.ending = cmd.FailRequest(record.request.id, message, status_code=503)
         else:
             record.num_retries += 1

@@ -7,6 +7,7 @@ only passes messages on; every scheduling decision is made in the control proces
 
 from __future__ import annotations
 
+import math
 import pickle
 import queue
 import time
@@ -31,6 +32,7 @@ from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
+from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
@@ -102,6 +104,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     "gfdit_warm_up", args=(request, self._sequence_parallel), unique_reply_rank=0
                 )
                 logger.info("warmed up at %dx%d, seconds on rank 0: %s", size, size, seconds)
+                self.executor.warm_up_replacements(request)
         except Exception:
             logger.exception("warm-up failed")
             self.close()
@@ -126,7 +129,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """
         arrival_s = time.monotonic()
         if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
-            message = f"{self.settings.max_requests} requests are alive already, try again later"
+            message = f"{self.settings.max_requests} requests are alive already (retry after 1 s)"
             raise OmniClientError(message, status_code=429, error_type="TooManyRequests")
         try:
             submission = self._convert(request, arrival_s)
@@ -258,7 +261,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             if now_s - completed_s > _RESULT_TIMEOUT_S:
                 del self._completed[request_id]
                 error = DiffusionOutput(
-                    error="the result was lost with its worker; send it again", error_status_code=503
+                    error=retryable("the result was lost with its worker"), error_status_code=503
                 )
                 self._finish(request_id, error, DiffusionRequestStatus.FINISHED_ERROR)
 
@@ -313,13 +316,14 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
 def _error_output(message: msg.Ended) -> DiffusionOutput:
     if message.outcome == "rejected":
-        wait = "" if message.retry_after_s is None else f" (retry after {message.retry_after_s:.0f} s)"
+        wait = "" if message.retry_after_s is None else f" (retry after {math.ceil(message.retry_after_s)} s)"
         return DiffusionOutput(
             error=f"request rejected: {message.error}{wait}",
             error_status_code=429,
             error_type="TooManyRequests",
         )
-    return DiffusionOutput(error=message.error, error_status_code=message.status_code)
+    error = retryable(message.error) if message.status_code == 503 else message.error
+    return DiffusionOutput(error=error, error_status_code=message.status_code)
 
 
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:

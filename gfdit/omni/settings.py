@@ -30,9 +30,11 @@ class Settings:
     artifacts of a rank may take: requests wait until there is room. ``max_requests`` are alive at once at most,
     others are turned away (HTTP 429).
 
-    A worker that ends, or is silent for ``heartbeat_timeout_s``, is replaced, but not after ``max_restarts`` in a
-    row that never became ready. Of each request at most ``max_retries`` steps that were lost with a worker run
-    again; then it fails (HTTP 503). Every ``checkpoint_every_steps`` steps, unless 0, the state of a request on a
+    A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
+    and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
+    ready. Of each request at most ``max_retries`` steps that were lost with a worker run
+    again; then it fails (HTTP 503). When the server is told to stop, what runs has ``shutdown_timeout_s`` to end.
+    Every ``checkpoint_every_steps`` steps, unless 0, the state of a request on a
     single rank is copied to another rank.
     """
 
@@ -57,9 +59,11 @@ class Settings:
     checkpoint_every_steps: int = 0
     max_restarts: int = 3
     heartbeat_timeout_s: float = 10.0
+    task_timeout_s: float = 60.0
     policy_timeout_s: float = 5.0
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
+    shutdown_timeout_s: float = 20.0
     threads_per_rank: int | None = None
 
     @classmethod
@@ -79,13 +83,12 @@ class Settings:
             raise ValueError(f"gfdit settings: {error}") from error
         if settings.run_ahead not in (0, 1):
             raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
-        for name in ("max_retries", "max_restarts", "checkpoint_every_steps"):
+        for name in ("max_retries", "max_restarts", "checkpoint_every_steps", "shutdown_timeout_s"):
             if (count := getattr(settings, name)) < 0:
                 raise ValueError(f"gfdit setting {name!r} must not be negative, got {count}")
-        if settings.heartbeat_timeout_s <= 0:
-            raise ValueError(
-                f"gfdit setting 'heartbeat_timeout_s' must be positive, got {settings.heartbeat_timeout_s}"
-            )
+        for name in ("heartbeat_timeout_s", "task_timeout_s"):
+            if (seconds := getattr(settings, name)) <= 0:
+                raise ValueError(f"gfdit setting {name!r} must be positive, got {seconds}")
         for name in ("ranks", "max_artifact_bytes", "max_requests"):
             if (value := getattr(settings, name)) is not None and value < 1:
                 raise ValueError(f"gfdit setting {name!r} must be at least 1, got {value}")

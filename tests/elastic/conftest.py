@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from gfdit.cli.main import main
 from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
 from tests.elastic.shapes import ALL, TRAFFIC
 from tests.support.images import Engine, ImageRequest, stock_images
+from tests.support.leftovers import Leftovers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +50,7 @@ def recording_path(timeline_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[Engine]:
     prepare_cpu_process()
+    left = Leftovers()
     engine = Engine(
         model,
         engine_backend="gfdit.omni.engine.ElasticDiffusionEngine",
@@ -66,4 +69,8 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
     )
     engine.call("arm_tripwire")
     yield engine
+    for process in psutil.Process().children():
+        if "gfdit.runtime.control_process" in process.cmdline():
+            left.watch(process.pid)
     engine.close()
+    left.assert_none()

@@ -13,10 +13,12 @@ import httpx
 import pytest
 
 from gfdit.observe.timeline import read_timeline
+from tests.support.leftovers import nothing_left
 from tests.support.server import ServerProcess, free_port, generate_image, start_server
 
 pytestmark = pytest.mark.timeout(300)
 SIZE = (128, 128)
+GRACE_S = 6
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +29,25 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, timeline: Path) -> Iterator[ServerProcess]:
     argv = ["gfdit", "serve", str(model), "--ranks", "2", "--policy", "equipartition"]
-    argv += ["--admission", "deadline", "--timeline", str(timeline), "--", "--enforce-eager", "--dtype", "float32"]
-    with start_server(argv, free_port(), timeline.with_name("log")) as server:
+    argv += ["--admission", "deadline", "--timeline", str(timeline), "--shutdown-timeout", str(GRACE_S)]
+    argv += ["--", "--enforce-eager", "--dtype", "float32"]
+    with nothing_left() as left, start_server(argv, free_port(), timeline.with_name("log")) as server:
+        left.watch(server.process.pid, server.port)
         yield server
+        left.watch(server.process.pid)
 
 
 def generate(server: ServerProcess, extra: dict[str, Any] | None = None, size: tuple[int, int] = SIZE) -> Any:
     return generate_image(server.base_url, "a red panda", size, steps=4, seed=1, extra_params=extra)
+
+
+def post(
+    server: ServerProcess, extra: dict[str, Any] | None = None, side: int = 256, steps: int = 4
+) -> httpx.Response:
+    body = {"prompt": "a red panda", "size": f"{side}x{side}", "num_inference_steps": steps, "seed": 1}
+    body |= {"extra_params": extra} if extra else {}
+    url = f"{server.base_url}/v1/images/generations"
+    return httpx.post(url, json=body, timeout=60, trust_env=False)
 
 
 def test_an_image_with_every_option(server: ServerProcess) -> None:
@@ -64,6 +78,7 @@ def test_bad_options_are_named(server: ServerProcess, options: Any, message: str
 def test_admission_turns_away_what_cannot_be_in_time(server: ServerProcess) -> None:
     status, error = generate(server, {"gfdit": {"deadline_ms": 0.01}})
     assert status == 429 and "on an idle machine, the deadline allows 0.0 s" in json.dumps(error)
+    assert post(server, {"gfdit": {"deadline_ms": 0.01}}).headers["retry-after"] == "1"
     assert generate(server, {"gfdit": {"deadline_ms": 600_000}})[0] == 200
 
 
@@ -115,3 +130,24 @@ def test_metrics_show_what_artifacts_take(server: ServerProcess) -> None:
 def test_healthy_after_all_that(server: ServerProcess) -> None:
     assert httpx.get(f"{server.base_url}/health", trust_env=False).status_code == 200
     assert generate(server)[0] == 200
+
+
+def test_a_server_that_is_told_to_stop_ends_what_runs(server: ServerProcess) -> None:
+    """The last test: requests that run get ``GRACE_S`` seconds, others are turned away, and nothing is left."""
+    health = f"{server.base_url}/health"
+    with ThreadPoolExecutor() as pool:
+        short, long = pool.submit(post, server, steps=20), pool.submit(post, server, side=1024, steps=200)
+        wait_until(lambda: all(shown_bytes(server)))  # both run
+        server.process.terminate()
+        told_s = time.monotonic()
+        wait_until(lambda: httpx.get(health, trust_env=False).status_code == 503)
+        turned_away = post(server)
+        assert time.monotonic() - told_s < GRACE_S / 2
+        assert short.result().status_code == 200
+        assert long.result().status_code == 503
+        assert GRACE_S - 1 < time.monotonic() - told_s < GRACE_S + 3
+        for refused in (turned_away, long.result()):
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            error = refused.json()["error"]
+            assert error["code"] == 503 and "the server is shutting down" in error["message"]
+    assert server.process.wait(15) == 0

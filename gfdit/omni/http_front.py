@@ -1,0 +1,219 @@
+"""In front of vLLM-Omni's endpoints: what a client and an operator expect of a server that fails or stops.
+
+An ASGI middleware, given to vLLM with ``--middleware gfdit.omni.http_front.HttpFront`` (``gfdit serve`` does so).
+vLLM-Omni answers every failure that is not the client's fault with HTTP 500, and stops at SIGTERM without a word
+to those who wait. With this
+
+- a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
+- at SIGTERM or SIGINT requests that run have ``shutdown_timeout_s`` to end; ``/health`` and new requests get HTTP
+  503 meanwhile, and so do those that run when time is over, or at a second signal.
+
+vLLM's own ``--shutdown-timeout`` is of no use here: vLLM-Omni 0.30 refuses it for diffusion models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import signal
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from gfdit.omni.retryable import SEND_AGAIN, retryable
+from gfdit.omni.settings import Settings
+
+logger = logging.getLogger("gfdit.http")
+
+Message = MutableMapping[str, Any]
+Header = tuple[bytes, bytes]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+STOPPING = retryable("the server is shutting down")
+# What a request that was told to give up has to do so, and then a task that was cancelled.
+_GIVE_UP_S = 2.0
+
+
+class HttpFront:
+    """See the module. One instance serves an application, on its event loop."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._running: set[asyncio.Task[Any]] = set()
+        self._none_runs = asyncio.Event()
+        self._none_runs.set()
+        self._stopping = False
+        self._time_is_over = asyncio.Event()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, lambda message: self._on_lifespan(scope["app"], message, send))
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self._stopping and (scope["method"] == "POST" or scope["path"] == "/health"):
+            await _refuse(send)
+        else:
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Message, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(scope["app"], receive, send, self._time_is_over)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        self._none_runs.clear()
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if not self._time_is_over.is_set() or exchange.started:
+                raise
+            task.uncancel()
+            await _refuse(send)
+        finally:
+            self._running.discard(task)
+            if not self._running:
+                self._none_runs.set()
+
+    # Stopping
+
+    async def _on_lifespan(self, app: Any, message: Message, send: Send) -> None:
+        """Take the signals over once the server listens: vLLM's launcher has set its own handlers just before."""
+        if message["type"] == "lifespan.startup.complete":
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal, app)
+        await send(message)
+
+    def _on_signal(self, app: Any) -> None:
+        if self._stopping:
+            self._time_is_over.set()
+        else:
+            self._stopping = True
+            self._stop = asyncio.get_running_loop().create_task(self._drain(app))
+
+    async def _drain(self, app: Any) -> None:
+        config = app.state.engine_client.get_diffusion_od_config()
+        grace_s = Settings.parse(getattr(config, "additional_config", None)).shutdown_timeout_s
+        logger.info("stopping: %d requests have %g s to end", len(self._running), grace_s)
+        await _first_of(self._none_runs, self._time_is_over, grace_s)
+        if self._running:
+            logger.info("stopping: %d requests are given up", len(self._running))
+            self._time_is_over.set()
+            await _within(_GIVE_UP_S, self._none_runs)
+        for task in self._running:
+            task.cancel()
+        await _within(_GIVE_UP_S, self._none_runs)
+        # From here on as when vLLM's server ends by itself: it closes connections, then the engine.
+        app.state.server.config.timeout_graceful_shutdown = _GIVE_UP_S
+        app.state.server.should_exit = True
+
+
+class _Exchange:
+    """One request and its response. Errors are held back until they are whole, to be seen to."""
+
+    def __init__(self, app: Any, receive: Receive, send: Send, time_is_over: asyncio.Event) -> None:
+        self.started = False
+        self._app = app
+        self._receive = receive
+        self._send = send
+        self._time_is_over = time_is_over
+        self._given_up = False
+        self._held: Message | None = None
+        self._body = b""
+
+    async def receive(self) -> Message:
+        """When time is over, what a client sends that goes away: the handler then ends and frees its ranks."""
+        message = asyncio.ensure_future(self._receive())
+        over = asyncio.ensure_future(self._time_is_over.wait())
+        try:
+            await asyncio.wait({message, over}, return_when=asyncio.FIRST_COMPLETED)
+            if message.done():
+                return message.result()
+            self._given_up = True
+            return {"type": "http.disconnect"}
+        finally:
+            message.cancel()
+            over.cancel()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            if message["status"] >= HTTPStatus.BAD_REQUEST or self._given_up:
+                self._held = message
+                return
+        if self._held is None:
+            await self._send(message)
+            return
+        self._body += message.get("body", b"")
+        if not message.get("more_body", False):
+            await self._send_held(self._held)
+
+    async def _send_held(self, start: Message) -> None:
+        text = self._body.decode(errors="replace")
+        if self._given_up:
+            await _refuse(self._send)
+        elif (status := await self._retryable(start["status"], text)) is not None:
+            await _answer(self._send, status, _error_of(text), start["headers"])
+        else:
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": self._body})
+
+    async def _retryable(self, status: int, text: str) -> HTTPStatus | None:
+        """The status of an error after which the request may be sent again."""
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            return HTTPStatus.TOO_MANY_REQUESTS
+        if status != HTTPStatus.INTERNAL_SERVER_ERROR:
+            return None
+        if SEND_AGAIN in text:
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        try:
+            await self._app.state.engine_client.check_health()
+        except EngineDeadError:
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        return None
+
+
+async def _refuse(send: Send) -> None:
+    """The server stops, and so does the connection."""
+    await _answer(send, HTTPStatus.SERVICE_UNAVAILABLE, STOPPING, [(b"connection", b"close")])
+
+
+async def _answer(send: Send, status: HTTPStatus, error: str, headers: Iterable[Header]) -> None:
+    """An error in vLLM's format, and after how long to send the request again."""
+    words = {"message": error, "type": status.phrase, "param": None, "code": status.value}
+    body = json.dumps({"error": words}).encode()
+    found = re.search(r"retry after (\d+) s", error)
+    own = {
+        b"content-type": b"application/json",
+        b"content-length": str(len(body)).encode(),
+        b"retry-after": str(max(1, int(found[1])) if found else 1).encode(),
+    }
+    kept = [(name, value) for name, value in headers if name.lower() not in own]
+    await send({"type": "http.response.start", "status": status.value, "headers": [*own.items(), *kept]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _error_of(text: str) -> str:
+    """What an error response says, in either of the two forms that vLLM-Omni's have."""
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        return str(found["detail"] if "detail" in found else found["error"]["message"])
+    return text
+
+
+async def _within(timeout_s: float, event: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+
+
+async def _first_of(one: asyncio.Event, other: asyncio.Event, timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in (one, other)]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

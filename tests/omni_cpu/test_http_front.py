@@ -1,0 +1,142 @@
+"""What the middleware makes of answers, and of the server's end, with an application that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from gfdit.omni.http_front import HttpFront
+from gfdit.omni.retryable import retryable
+
+Handler = Callable[[Any, Any], Awaitable[None]]
+
+
+class Server:
+    """An application with one route for each way to end, behind the middleware."""
+
+    def __init__(self, shutdown_timeout_s: float = 0.0) -> None:
+        self.dead = False
+        self.uvicorn = SimpleNamespace(should_exit=False, config=SimpleNamespace())
+        self.state = SimpleNamespace(engine_client=self, server=self.uvicorn)
+        self.shutdown_timeout_s = shutdown_timeout_s
+        self.disconnected = False
+        self.release = asyncio.Event()
+        self.front = HttpFront(self._app)
+
+    def get_diffusion_od_config(self) -> Any:
+        return SimpleNamespace(additional_config={"gfdit": {"shutdown_timeout_s": self.shutdown_timeout_s}})
+
+    async def check_health(self) -> None:
+        if self.dead:
+            raise EngineDeadError()
+
+    async def post(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._with_app), base_url="http://x") as client:
+            return await client.post(path)
+
+    async def _with_app(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.front(scope | {"app": self}, receive, send)
+
+    def stop(self) -> None:
+        """As at SIGTERM."""
+        self.front._on_signal(self)
+
+    async def stopped(self) -> None:
+        await self.front._stop
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        match scope["path"]:
+            case "/ok":
+                await _respond(send, 200, {"data": retryable("a text that only looks like it")})
+            case "/lost":
+                await _respond(send, 500, {"error": {"message": retryable("rank 1 was lost"), "code": 500}})
+            case "/bug":
+                await _respond(send, 500, {"detail": "a bug"})
+            case "/busy":
+                await _respond(send, 429, {"detail": "rejected (retry after 12 s)"})
+            case "/wrong":
+                await _respond(send, 400, {"detail": "gfdit.priority must be an integer"})
+            case "/slow":
+                await self.release.wait()
+                await _respond(send, 200, {})
+            case "/listens":  # as vLLM's handlers do
+                while (await receive()).get("more_body"):
+                    pass
+                self.disconnected = (await receive())["type"] == "http.disconnect"
+                await _respond(send, 200, None)
+
+
+async def _respond(send: Any, status: int, content: Any) -> None:
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"7")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    text = json.dumps(content).encode()
+    await send({"type": "http.response.body", "body": text[:3], "more_body": True})
+    await send({"type": "http.response.body", "body": text[3:]})
+
+
+@pytest.mark.parametrize(
+    ("path", "dead", "status", "retry_after"),
+    [
+        ("/ok", False, 200, None),
+        ("/ok", True, 200, None),
+        ("/lost", False, 503, "1"),
+        ("/bug", False, 500, None),
+        ("/bug", True, 503, "1"),
+        ("/busy", False, 429, "12"),
+        ("/wrong", True, 400, None),
+    ],
+)
+def test_what_passes_says_so(path: str, dead: bool, status: int, retry_after: str | None) -> None:
+    async def ask() -> httpx.Response:
+        server = Server()
+        server.dead = dead
+        return await server.post(path)
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.headers.get("retry-after")) == (status, retry_after)
+    assert answer.headers["x-request-id"] == "7" and answer.headers["content-type"] == "application/json"
+    if retry_after:
+        assert answer.json()["error"]["code"] == status and answer.json()["error"]["message"]
+
+
+def test_a_server_that_stops_ends_what_runs_and_turns_away_the_rest() -> None:
+    async def serve() -> None:
+        server = Server(shutdown_timeout_s=30)
+        running = asyncio.create_task(server.post("/slow"))
+        await asyncio.sleep(0.01)
+        server.stop()
+        refused = await server.post("/ok")
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert not server.uvicorn.should_exit
+        server.release.set()
+        assert (await running).status_code == 200
+        await server.stopped()
+        assert server.uvicorn.should_exit
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("path", ["/listens", "/slow"])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_runs_when_time_is_over_may_be_sent_again(path: str, signals: int) -> None:
+    """At once, or when a second signal says that it is. A handler that does not listen is cancelled."""
+
+    async def serve() -> None:
+        server = Server(shutdown_timeout_s=0.05 if signals == 1 else 30)
+        running = asyncio.create_task(server.post(path))
+        await asyncio.sleep(0.01)
+        for _ in range(signals):
+            server.stop()
+        answer = await running
+        assert answer.status_code == 503 and "shutting down" in answer.json()["error"]["message"]
+        await server.stopped()
+        assert server.uvicorn.should_exit and server.disconnected == (path == "/listens")
+
+    asyncio.run(serve())
