@@ -29,9 +29,9 @@ class DeadlineAdmission:
     """``policy``, which decides as before, with early rejection (LegoDiffusion paper, section 5.3).
 
     A new request is admitted if its estimated end is in time; with ``keeps_promises`` only if that makes nobody
-    late who was to be in time. The estimate serves requests in the policy's order, each at its narrowest degree
-    for what it has left, on the ranks that come free first; the new one at the narrowest degree at which it is in
-    time. One without a deadline is always admitted.
+    late, or later, who can be in time. The estimate serves requests in the policy's order, each at its narrowest
+    degree for what it has left, on the ranks that come free first; the new one at the narrowest degree at which it
+    is in time. One without a deadline is always admitted.
 
     A policy that promises only a share of the ranks to deadlines says so with the attribute ``deadline_share``:
     more must not be admitted, or it gives up what was.
@@ -79,12 +79,11 @@ class DeadlineAdmission:
         line.serve(spec, self._estimates.of(request, view).remaining_s(request, spec))
         for other in others[num_ahead:]:
             left_s = math.inf if other.deadline_s is None else other.deadline_s - view.now_s
-            late_s, was_in_time = (
-                self._serve(line, other, view) - left_s,
-                self._serve(without, other, view) <= left_s,
-            )
-            if late_s > 0 and was_in_time:
-                return Admission.reject(f"would make another one {late_s:.1f} s late", retry_after_s=late_s)
+            end_s, end_without_s = self._serve(line, other, view), self._serve(without, other, view)
+            if left_s < end_s > end_without_s and self._can_be_in_time(other, left_s, view):
+                return Admission.reject(
+                    f"would make another one {end_s - left_s:.1f} s late", retry_after_s=end_s - left_s
+                )
         return Admission.accept()
 
     def _place(self, request: RequestView, view: SchedulerView) -> tuple[float, float]:
@@ -103,6 +102,10 @@ class DeadlineAdmission:
     def _serve(self, line: _Line, request: RequestView, view: SchedulerView) -> float:
         narrowest = next(iter(self._estimates.of(request, view).step_s))
         return line.serve(narrowest, self._left_s(request, view))
+
+    def _can_be_in_time(self, request: RequestView, allowed_s: float, view: SchedulerView) -> bool:
+        idle = self._idle(request.model, view)
+        return idle.best(request, self._estimates.of(request, view), allowed_s)[0] <= allowed_s
 
     def _idle(self, model: str, view: SchedulerView) -> _Line:
         return _Line([0.0 for rank in view.ranks if model in rank.resident], self._share)
