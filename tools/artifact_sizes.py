@@ -117,16 +117,21 @@ SIDES = (512, 1024, 2048)
 TEXT_TOKENS = {"flux": 512, "sd3": 256, "z-image": 128}
 
 
+def published_bytes(name: str, side: int, guided: bool) -> Bytes:
+    """Of a square image by a published checkpoint of the family."""
+    family = FAMILIES[name]
+    return family.measure(ImageRequest(side, side, TEXT_TOKENS[name]), family.published(), guided)
+
+
 def main() -> None:
-    print("| model | text tokens | guided | image | conditioning | latents |\n|---|---|---|---|---|---|")
-    for name, family in FAMILIES.items():
-        for guided in (False, True):
-            for side in SIDES:
-                request = ImageRequest(side, side, TEXT_TOKENS[name])
-                sizes = family.measure(request, family.published(), guided)
-                cells = (f"{size / 1e6:.2f} MB" for size in sizes.values())
-                about = f"{name} | {TEXT_TOKENS[name]} | {'yes' if guided else 'no'} | {side}x{side}"
-                print(f"| {about} | {' | '.join(cells)} |")
+    sides = " | ".join(f"latents, {side}x{side}" for side in SIDES)
+    print(f"| family | text tokens | conditioning, 1024x1024 | with guidance | {sides} |")
+    print("|---" * (4 + len(SIDES)) + "|")
+    for name in FAMILIES:
+        sizes = [published_bytes(name, 1024, guided)["conditioning"] for guided in (False, True)]
+        sizes += [published_bytes(name, side, False)["latents"] for side in SIDES]
+        cells = " | ".join(f"{size / 1e6:.2f} MB" for size in sizes)
+        print(f"| `{name}` | {TEXT_TOKENS[name]} | {cells} |")
 
 
 if __name__ == "__main__":
