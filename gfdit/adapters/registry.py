@@ -15,6 +15,7 @@ ADAPTERS = {
     "FluxPipeline": "gfdit.adapters.flux:FluxAdapter",
     "HeliosPipeline": "gfdit.adapters.helios:HeliosAdapter",
     "HeliosPyramidPipeline": "gfdit.adapters.helios:HeliosAdapter",
+    "LongCatImagePipeline": "gfdit.adapters.longcat_image:LongCatImageAdapter",
     "QwenImageEditPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditAdapter",
     "QwenImageEditPlusPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditPlusAdapter",
     "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",

@@ -14,6 +14,7 @@ from pathlib import Path
 FAMILIES = {
     "flux": "gfdit.adapters.tiny_models.flux",
     "helios": "gfdit.adapters.tiny_models.helios",
+    "longcat-image": "gfdit.adapters.tiny_models.longcat_image",
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",
     "qwen-image-edit": "gfdit.adapters.tiny_models.qwen_image_edit",
     "qwen-image-edit-plus": "gfdit.adapters.tiny_models.qwen_image_edit:write_plus",

@@ -1,4 +1,4 @@
-"""The image VAE that FLUX, Stable Diffusion 3 and Z-Image share: a side of 8 pixels is one latent."""
+"""The image VAE of FLUX, LongCat-Image, Stable Diffusion 3 and Z-Image: a side of 8 pixels is one latent."""
 
 from diffusers import AutoencoderKL
 
