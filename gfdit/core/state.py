@@ -302,11 +302,23 @@ class ClusterState:
         kind = artifact_kind(record.request.id, art.id)
         freed: list[cmd.Command] = []
         for other in record.artifacts.values():
-            old = other.kept.keys() - other.holders.keys()
-            if other is not art and old and artifact_kind(record.request.id, other.id) == kind:
+            if other is art or not other.kept or artifact_kind(record.request.id, other.id) != kind:
+                continue
+            # Where it is being made again it takes the copy's place, and must not be freed in its stead.
+            if old := other.kept.keys() - other.holders.keys() - self._makers(record, other.id):
                 freed.append(cmd.FreeArtifacts(tuple(sorted(old)), (other.id,), self.last_id))
-                other.kept.clear()
+            other.kept.clear()
         return freed
+
+    def _makers(self, record: RequestRecord, artifact: str) -> set[int]:
+        """The ranks on which a task that makes ``artifact`` runs, or is queued."""
+        running = [self.dispatches[dispatch_id] for dispatch_id in record.running]
+        queued = [follower for dispatch in running if (follower := self.follower(dispatch)) is not None]
+        makers: set[int] = set()
+        for dispatch in (*running, *queued):
+            if any([artifact in task.outputs for task in dispatch.tasks]):
+                makers.update(dispatch.layout.ranks)
+        return makers
 
     def set_holder(
         self, request_id: str, artifact: str, rank: int, layout: ExecutionLayout | None

@@ -13,9 +13,14 @@ from tests.support.workload import make_request
 
 
 class Driver:
-    """Two ranks, the request on rank 0, every task and copy done as soon as it is asked for."""
+    """Two ranks, the request on rank 0, every task and copy done as soon as it is asked for.
+
+    But for copies of the artifacts in ``slow``: the last one of each is in ``copies``.
+    """
 
     def __init__(self, group_size: int, **options: int) -> None:
+        self.slow: tuple[str, ...] = ()
+        self.copies: dict[str, cmd.Migrate] = {}
         ranks = [RankRecord(rank, frozenset("m")) for rank in range(2)]
         self.plane = ControlPlane(Fcfs(group_size), ranks, NominalCostModel(), **options)
         self.ran: list[str] = []
@@ -33,6 +38,11 @@ class Driver:
                 if self.ran[-1] != until:
                     for rank in command.layout.ranks:
                         self.tell(ev.TaskFinished(command.dispatch_id, rank, 0.1), until)
+            elif isinstance(command, cmd.Migrate) and command.artifact in self.slow:
+                self.copies[command.artifact] = command
+            elif isinstance(command, cmd.ResetEdges):
+                for rank in command.ranks:
+                    self.tell(ev.EdgesReset(command.reset_id, rank), until)
             elif isinstance(command, cmd.Migrate):
                 for rank in command.ranks:
                     self.tell(ev.MigrationFinished(command.migration_id, rank), until)
@@ -70,3 +80,24 @@ def test_without_retries_it_fails_at_once() -> None:
     (failure,) = driver.endings
     assert isinstance(failure, cmd.FailRequest) and failure.status_code == 503
     assert "rank 0 was lost: test" in failure.error
+
+
+def test_a_copy_that_comes_late_is_not_freed_where_it_is_made_again() -> None:
+    """The order would reach the rank when the artifact is new there."""
+    first, second = "a/latents/1", "a/latents/2"
+    driver = Driver(1, checkpoint_every_steps=1)
+    driver.slow = (first, second)
+    driver.tell(ev.RequestArrived(*make_request("a", num_steps=5)), until="denoise/2")
+    driver.tell(ev.MigrationFinished(driver.copies[first].migration_id, 1, error="lost on its way"))
+    driver.tell(ev.RankLost(0, "test"), until="denoise/0")
+    assert driver.ran[-2:] == ["prepare", "denoise/0"], "there was nothing later to go on from"
+    driver.tell(ev.MigrationFinished(driver.copies[second].migration_id, 1), until="denoise/0")
+    driver.tell(ev.RankJoined(0), until="denoise/0")
+    (dispatch,) = driver.plane.state.dispatches
+    driver.tell(ev.TaskFinished(dispatch, 1, 0.1), until="denoise/1")
+    assert driver.ran[-1] == "denoise/1", "it makes the second one again, on rank 1, where its copy is"
+    copy = driver.copies[first]
+    assert copy.target.ranks == (0,)
+    commands = driver.plane.handle(ev.MigrationFinished(copy.migration_id, 0), driver.now_s)
+    freed = [command for command in commands if isinstance(command, cmd.FreeArtifacts)]
+    assert not any(second in command.artifacts for command in freed)
