@@ -28,7 +28,7 @@ from gfdit.cli.profile_server import ProfileServer
 from gfdit.cli.profile_table import ProfileTable
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
-from gfdit.core import Shape
+from gfdit.core import Shape, TaskKind
 from gfdit.core.commands import CompleteRequest
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import CostKey
@@ -164,7 +164,7 @@ def replay_policy(
     rounds, shares = [], []
     samples = profiler.server.samples = Samples()
     kinds = [kind for r in each if (kind := profiler.explore(Shape(r.height, r.width), cfg=False))]
-    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel))
+    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel[TaskKind.DENOISE]))
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
         play(server, policy, [replace(request, num_steps=2) for request in each])
         alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in each]

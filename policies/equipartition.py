@@ -63,10 +63,10 @@ class Equipartition:
         return Decision(tuple(dispatches))
 
     def _entitlements(self, view: SchedulerView) -> dict[str, int]:
-        """Number of ranks by request; one that is not denoising can use a single one."""
+        """Number of ranks by request; before its first step a request can use a single one."""
         left = len(view.ranks)
         sharing = list(view.requests.values())[:left]
-        sizes = [sorted({spec.size for spec in self._denoising_specs(request)}) for request in sharing]
+        sizes = [sorted({spec.size for spec in self._specs(request)}) for request in sharing]
         entitled = dict.fromkeys((request.id for request in sharing), 1)
         left -= len(sharing)
         queue = [(1, age) for age in range(len(sharing))]  # (ranks so far, age): fewest first, then oldest
@@ -83,11 +83,12 @@ class Equipartition:
                 left -= following - have
         return entitled
 
-    def _denoising_specs(self, request: RequestView) -> tuple[ParallelSpec, ...]:
+    def _specs(self, request: RequestView) -> tuple[ParallelSpec, ...]:
+        """What its next task can take."""
         left = request.tasks_left
-        before = left.get(TaskKind.ENCODE, 0) + left.get(TaskKind.PREPARE, 0)
-        denoises = left.get(TaskKind.DENOISE, 0) > 0 and before == 0
-        return self._allowed(request.candidates) if denoises else (SINGLE,)
+        if left.get(TaskKind.ENCODE, 0) + left.get(TaskKind.PREPARE, 0):
+            return (SINGLE,)
+        return self._allowed(request.candidates if left.get(TaskKind.DENOISE) else request.decode_candidates)
 
     def _allowed(self, specs: tuple[ParallelSpec, ...]) -> tuple[ParallelSpec, ...]:
         if self.max_sp is None:

@@ -1,6 +1,6 @@
 """A policy for measuring and for tests: each request brings its own layouts, in its ``slo_class``.
 
-A script is a list of words: ``encode@3 prepare@1 decode@2`` name the rank of those tasks (0 by default), and
+A script is a list of words: ``encode@3 prepare@1 decode@2,0`` name the ranks of those tasks (0 by default), and
 ``sp2@2,0`` or ``cfg2xsp2@3,1,0,2`` are the layouts of the denoising steps, repeated when steps outnumber them.
 A further encoding task has its own name, ``encode_image@1``, or goes where encoding does.
 Requests take turns, oldest first; a task waits until all its ranks are free. Denoising steps of requests whose
@@ -79,7 +79,7 @@ def layout_of(script: str, task: Task | TaskView) -> ExecutionLayout:
         name, _, ranks_text = word.partition("@")
         ranks = tuple(int(rank) for rank in ranks_text.split(","))
         if name in words or name.startswith("encode_"):
-            words[name] = ExecutionLayout(ranks)
+            words[name] = ExecutionLayout(ranks, ParallelSpec(len(ranks)))
         else:
             steps.append(ExecutionLayout(ranks, parse_spec(name)))
     if task.kind is TaskKind.DENOISE:

@@ -11,6 +11,7 @@ from gfdit.policies._allocation import ROUNDING_S
 from gfdit.policies._jobs import Jobs
 from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._round import Plan, fill, join, rescue, scale_up
+from gfdit.policies._wide import fastest
 
 
 @dataclass
@@ -79,15 +80,19 @@ class TetriServe:
                 del self._layouts[name]
 
     def _short_tasks(self, view: SchedulerView, free: FreeRanks) -> list[Dispatch]:
-        """Encode, prepare and decode: at once, on ranks that this round leaves idle if there are any."""
+        """Encode, prepare and decode: at once, on ranks that this round leaves idle if there are any.
+
+        Where several can be used, they share those that are idle.
+        """
         tasks = [task for task in view.ready if task.kind is not TaskKind.DENOISE]
         for task in tasks:
             if not view.requests[task.request_id].tasks_left.get(TaskKind.DENOISE):
                 self._layouts.pop(task.request_id, None)
         idle = self._idle(free) if tasks else free
         dispatches = []
-        for task in tasks:
-            spec, last = view.cost.candidates(task)[0], view.requests[task.request_id].last_layout
+        for index, task in enumerate(tasks):
+            spec = fastest(task, idle.count(task.model) // (len(tasks) - index), view)
+            last = view.requests[task.request_id].last_layout
             if layout := idle.take(spec, task.model, last):
                 free.claim(layout)
             else:

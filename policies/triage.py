@@ -13,6 +13,7 @@ from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
 from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
+from gfdit.policies._wide import useful_times
 
 
 class Start(NamedTuple):
@@ -121,7 +122,7 @@ class Triage:
             if left and len(starts) == len(ready):
                 starts += _further(tasks, prospects, left, view)
             if self.widening and self.objective != "throughput" and left and len(starts) >= len(ready):
-                starts = _widened(starts, left)
+                starts = _widened(starts, left, view)
         dispatches = []
         for start in starts:
             if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
@@ -183,13 +184,13 @@ def _is_worth_waiting(prospect: Prospect, num_lacking: int, view: SchedulerView)
     return num_lacking <= len(ends_s) and ends_s[num_lacking - 1] <= prospect.latest_start_s
 
 
-def _widened(starts: Iterable[Start], left: RankCounts) -> list[Start]:
+def _widened(starts: Iterable[Start], left: RankCounts, view: SchedulerView) -> list[Start]:
     """Give idle ranks to the requests that they shorten most, per rank, as long as any gains."""
     starts = list(starts)
     gains: list[tuple[float, int, ParallelSpec]] = []
 
     def offer(index: int) -> None:
-        if gain := _widening(starts[index], left):
+        if gain := _widening(starts[index], left, view):
             heappush(gains, (-gain[0], index, gain[1]))
 
     for index in range(len(starts)):
@@ -204,15 +205,16 @@ def _widened(starts: Iterable[Start], left: RankCounts) -> list[Start]:
     return starts
 
 
-def _widening(start: Start, left: RankCounts) -> tuple[float, ParallelSpec] | None:
+def _widening(start: Start, left: RankCounts, view: SchedulerView) -> tuple[float, ParallelSpec] | None:
     """The seconds that each further rank saves, and the degree at which that is most."""
     task, prospect, spec = start
+    specs, seconds = prospect.specs, prospect.left_s
     if task.kind is not TaskKind.DENOISE:
-        return None
-    at, most = prospect.specs.index(spec), left.of(task.model)
+        specs, seconds = useful_times(task, view)
+    at, most = specs.index(spec), left.of(task.model)
     gains = [
-        ((prospect.left_s[at] - left_s) / (wider.size - spec.size), wider)
-        for wider, left_s in zip(prospect.specs[at + 1 :], prospect.left_s[at + 1 :], strict=True)
+        ((seconds[at] - left_s) / (wider.size - spec.size), wider)
+        for wider, left_s in zip(specs[at + 1 :], seconds[at + 1 :], strict=True)
         if wider.size - spec.size <= most
     ]
     return max(gains, key=itemgetter(0), default=None)

@@ -12,7 +12,7 @@ from gfdit.core import (
     UnknownCostError,
     trajectory,
 )
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost_table import CostTable, TableCostModel
 from gfdit.core.layouts import SINGLE
 from gfdit.core.tasks import with_encoder
 
@@ -20,7 +20,10 @@ _OF_EVERY_MODEL = frozenset({"conditioning", "latents"})
 
 
 class GraphBuilder:
-    """Graphs as the server makes them: only denoising is parallel.
+    """Graphs as the server makes them: denoising and decoding are parallel where the table has times for it.
+
+    A decode is shared only by ranks for which the table has a time of that shape or a smaller one: a server offers
+    no more ranks than there are tiles, and so measures none.
 
     A model for which the table has no ``prepare`` at all makes its initial latents while encoding. An artifact in
     the table that not every model has is made by an encode task of its own.
@@ -36,6 +39,7 @@ class GraphBuilder:
             known = self._inputs.setdefault(size.model, [])
             if size.artifact not in _OF_EVERY_MODEL and size.artifact not in known:
                 known.append(size.artifact)
+        self._smallest_decodes = _smallest_decodes(cost.table)
 
     def check(self, request: Request) -> None:
         """Raises ``ValueError`` naming the request if the table lacks a task or no degree fits the ranks."""
@@ -46,7 +50,13 @@ class GraphBuilder:
         """Raises what :meth:`check` raises."""
         self.check(request)
         specs = self._specs[request.model, request.cfg]
-        graph = trajectory(request.id, request.num_steps, specs, prepare=request.model in self._prepared)
+        graph = trajectory(
+            request.id,
+            request.num_steps,
+            specs,
+            prepare=request.model in self._prepared,
+            decode_candidates=self._decode_candidates(request),
+        )
         for name in self._inputs.get(request.model, ()):
             graph = with_encoder(graph, name, {TaskKind.DENOISE})
         return graph
@@ -55,6 +65,15 @@ class GraphBuilder:
         """Time of the request alone on one rank."""
         alone = ExecutionLayout((0,), SINGLE)
         return sum(self._cost.task_s(TaskView.of(request, task), alone) for task in self.build(request).tasks)
+
+    def _decode_candidates(self, request: Request) -> tuple[ParallelSpec, ...]:
+        smallest = self._smallest_decodes.get((request.model, request.cfg), {})
+        num_tokens = request.shape.num_tokens
+        return tuple(
+            spec
+            for spec in sorted(smallest, key=lambda spec: spec.size)
+            if spec == SINGLE or (smallest[spec] <= num_tokens and spec.size <= self._num_ranks)
+        )
 
     def _feasible(self, request: Request) -> tuple[ParallelSpec, ...]:
         """The feasible specifications of a denoising step, narrowest first."""
@@ -73,3 +92,14 @@ class GraphBuilder:
                 f"there are {self._num_ranks}"
             )
         return fitting
+
+
+def _smallest_decodes(table: CostTable) -> dict[tuple[str, bool], dict[ParallelSpec, int]]:
+    """By model and guidance: tokens of the smallest shape that has a decode time at each specification."""
+    smallest: dict[tuple[str, bool], dict[ParallelSpec, int]] = {}
+    for entry in table.entries:
+        if entry.task is TaskKind.DECODE and entry.batch == 1:
+            of_model = smallest.setdefault((entry.model, entry.cfg), {})
+            num_tokens = entry.shape.num_tokens
+            of_model[entry.parallel] = min(num_tokens, of_model.get(entry.parallel, num_tokens))
+    return smallest

@@ -61,6 +61,8 @@ class ModelAdapter(Protocol):
 
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: SequencePlan | None
+    #: Whether degrees that do not divide the attention heads are offered.
+    ring: bool
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None: ...
 

@@ -46,8 +46,12 @@ REFUSED = {
 }
 
 
-def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None) -> ModelAdapter:
+def make_adapter(
+    od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None, *, ring: bool = False
+) -> ModelAdapter:
     """The adapter at ``path``, or that of ``od_config.model_class_name``, or the generic one for step execution.
+
+    With ``ring`` it offers degrees that do not divide the attention heads, unless it has a plan of its own.
 
     Raises ``ValueError`` naming the pipeline for one that neither covers, or a path that leads nowhere.
     """
@@ -60,7 +64,9 @@ def make_adapter(od_config: OmniDiffusionConfig, num_ranks: int, path: str | Non
         adapter = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"adapter {path!r} cannot be loaded, module:Class is expected: {error}") from error
-    return adapter(od_config, num_ranks)
+    made = adapter(od_config, num_ranks)
+    made.ring = ring and made.sequence_plan is None
+    return made
 
 
 def register_pipeline(od_config: OmniDiffusionConfig) -> None:

@@ -56,6 +56,7 @@ class StepExecutionAdapter:
     #: The pipeline's own default.
     default_num_steps: ClassVar[int] = 50
     sequence_plan: SequencePlan | None = None
+    ring = False
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
         self.od_config = od_config
@@ -95,9 +96,12 @@ class StepExecutionAdapter:
         return False
 
     def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
-        """Every sequence-parallel degree that divides the attention heads, alone and with CFG parallelism."""
+        """Every sequence-parallel degree that divides the attention heads, alone and with CFG parallelism.
+
+        With a ring that is every degree.
+        """
         limit = min(self.num_ranks, max_sp or self.num_ranks)
-        degrees = [sp for sp in range(1, limit + 1) if self.num_heads % sp == 0]
+        degrees = [sp for sp in range(1, limit + 1) if self.ring or self.num_heads % sp == 0]
         specs = [ParallelSpec(sp) for sp in degrees]
         if cfg:
             specs += [ParallelSpec(sp, 2) for sp in degrees if 2 * sp <= self.num_ranks]

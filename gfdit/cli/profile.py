@@ -31,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg", choices=GUIDANCE, default="both", help="guidance, where the model has it")
     parser.add_argument("--batch", metavar="B", type=int, nargs="+", default=[1], help="sizes of batched steps")
     parser.add_argument("--model-name", metavar="NAME", help="what the table calls the model")
+    parser.add_argument("--ring", action="store_true", help="measure what `gfdit serve --ring` offers")
     parser.add_argument("--idle", action="store_true", help="leave idle the ranks that a layout does not use")
     parser.add_argument("--spread", type=float, default=0.03, help="standard error of a median, relative to it")
     parser.add_argument("--min-reps", type=int, default=8, help="measure everything at least so often")
@@ -84,6 +85,8 @@ def server_command(args: argparse.Namespace) -> list[str]:
     command = ["serve", args.model, "--ranks", str(args.ranks)]
     if args.model_name:
         command += ["--model-name", args.model_name]
+    if args.ring:
+        command.append("--ring")
     parser = argparse.ArgumentParser()
     serve.configure(parser)
     namespace = parser.parse_args(command[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gfdit.cli.profile_server import ProfileServer, Wanted, script_between, script_on
@@ -47,28 +47,38 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request the model knows: the shape it makes of the one asked for, guidance, and its tasks."""
+    """A kind of request the model knows: the shape it makes of the one asked for, guidance, and its tasks.
+
+    ``parallel`` are the specifications of each task.
+    """
 
     shape: Shape
     cfg: bool
     model: str
-    tasks: tuple[TaskKind, ...]
-    parallel: tuple[ParallelSpec, ...]
+    parallel: Mapping[TaskKind, tuple[ParallelSpec, ...]]
 
     @classmethod
     def of(cls, arrived: RequestArrived) -> Kind:
         request, tasks = arrived.request, arrived.graph.tasks
-        denoise = next(task for task in tasks if task.kind is TaskKind.DENOISE)
-        kinds = tuple(dict.fromkeys(task.kind for task in tasks))
-        return cls(request.shape, request.cfg, request.model, kinds, denoise.candidates)
+        return cls(request.shape, request.cfg, request.model, {task.kind: task.candidates for task in tasks})
+
+    def tasks_at(self, parallel: ParallelSpec) -> tuple[TaskKind, ...]:
+        """The tasks that can take ``parallel``."""
+        return tuple(task for task, specs in self.parallel.items() if parallel in specs)
 
     def key(self, task: TaskKind, parallel: ParallelSpec = SINGLE, batch: int = 1) -> CostKey:
         return CostKey(self.model, task, self.shape, self.cfg, parallel, batch)
 
     def keys(self, batches: Iterable[int]) -> list[CostKey]:
         """Everything there is to measure of it."""
-        others = [self.key(task) for task in self.tasks if task is not TaskKind.DENOISE]
-        steps = [self.key(TaskKind.DENOISE, spec, batch) for spec in self.parallel for batch in batches]
+        others = [
+            self.key(task, spec)
+            for task, specs in self.parallel.items()
+            if task is not TaskKind.DENOISE
+            for spec in specs
+        ]
+        denoise = TaskKind.DENOISE
+        steps = [self.key(denoise, spec, batch) for spec in self.parallel[denoise] for batch in batches]
         return [*others, *steps]
 
 
@@ -120,12 +130,14 @@ class Profiler:
 
     def run_mix(self, parallel: ParallelSpec, kinds: Sequence[Kind]) -> None:
         """Some requests of every kind that can run at ``parallel``, on all ranks."""
-        kinds = [kind for kind in kinds if parallel in kind.parallel]
+        kinds = [kind for kind in kinds if kind.tasks_at(parallel)]
         groups = list(self._groups(parallel.size))
         queues = [self._rng.sample(kinds * PASSES, len(kinds) * PASSES) for _ in groups]
         self.server.run(
             [
-                Wanted(kind.shape, kind.cfg, STEPS_IN_MIX, script_on(ranks, parallel))
+                Wanted(
+                    kind.shape, kind.cfg, STEPS_IN_MIX, script_on(ranks, parallel, tasks=kind.tasks_at(parallel))
+                )
                 for turn in zip(*queues, strict=True)
                 for kind, ranks in zip(turn, groups, strict=True)
             ]
@@ -133,7 +145,7 @@ class Profiler:
 
     def _measure_alone(self, key: CostKey) -> None:
         scripts = [
-            script_on(ranks, key.parallel, key.batch)
+            script_on(ranks, key.parallel, key.batch, (key.kind,))
             for ranks in self._groups(key.parallel.size)
             for _ in range(key.batch)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Self
 
 from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.cli.server_process import free_port, start_server
-from gfdit.core import ParallelSpec, Shape
+from gfdit.core import ParallelSpec, Shape, TaskKind
 from gfdit.core.events import RequestArrived
 from gfdit.observe.recording import RecordingReader
 from gfdit.observe.samples import Samples
@@ -108,10 +108,17 @@ class ProfileServer:
             time.sleep(0.005)
 
 
-def script_on(ranks: Sequence[int], parallel: ParallelSpec, batch: int = 1) -> str:
-    """Everything of a request on ``ranks``, what is not parallel on the first of them, ``batch`` steps at once."""
-    words = [f"{task}@{ranks[0]}" for task in ("encode", "prepare", "decode")]
-    words.append(f"{parallel}@{','.join(map(str, ranks))}")
+def script_on(
+    ranks: Sequence[int],
+    parallel: ParallelSpec,
+    batch: int = 1,
+    tasks: Container[TaskKind] = (TaskKind.DENOISE,),
+) -> str:
+    """A request with ``tasks`` on ``ranks`` and all others on the first of them, ``batch`` steps at once."""
+    first, everywhere = str(ranks[0]), ",".join(map(str, ranks))
+    decoders = everywhere if TaskKind.DECODE in tasks else first
+    steps = f"{parallel}@{everywhere}" if TaskKind.DENOISE in tasks else f"sp1@{first}"
+    words = [f"encode@{first}", f"prepare@{first}", f"decode@{decoders}", steps]
     return " ".join([*words, f"batch={batch}"] if batch > 1 else words)
 
 

@@ -41,6 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="1: a policy may queue a request's next step behind the running one; 0: never",
     )
+    parser.add_argument(
+        "--ring", action="store_true", help="also sequence-parallel degrees that do not divide the attention heads"
+    )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(
         "--shutdown-timeout",
@@ -75,7 +78,7 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     policy_args = parse_policy_args(args.policy_arg)
     load_policy(args.policy, policy_args, args.admission)
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
-    settings["run_ahead"] = args.run_ahead
+    settings |= {"run_ahead": args.run_ahead, "ring": args.ring}
     settings["shutdown_timeout_s"] = args.shutdown_timeout
     if args.model_name:
         settings["model_name"] = args.model_name

@@ -38,7 +38,7 @@ class CalibratedCostModel:
         self._missing: dict[tuple[Any, ...], str] = {}  # what to say of keys without a reference
         self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes
         self._candidates: dict[tuple[Any, ...], tuple[ParallelSpec, ...]] = {}
-        self._denoise_specs: dict[tuple[Any, ...], ParallelSpec] = {}
+        self._specs: dict[tuple[Any, ...], ParallelSpec] = {}
 
     @property
     def version(self) -> int:
@@ -54,20 +54,17 @@ class CalibratedCostModel:
         return self._corrected_s(key, task.request_id)
 
     def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
-        """Times of all unfinished tasks, a running one in full; only denoising takes ``layout.parallel``."""
+        """Times of all unfinished tasks, a running one in full; steps and decoding take ``layout.parallel``."""
         total_s = 0.0
         for kind, count in request.tasks_left.items():
             if count:
-                spec = self._denoise_spec(request, layout) if kind is TaskKind.DENOISE else SINGLE
+                spec = self._spec(request, kind, layout)
                 key = (request.model, kind, request.shape, request.cfg, spec, 1)
                 total_s += count * self._corrected_s(key, request.id)
         return total_s
 
     def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
-        key = (task.model, task.kind, task.cfg, task.candidates)
-        if (known := self._candidates.get(key)) is None:
-            known = self._candidates[key] = self._known_candidates(task)
-        return known
+        return self._known_of(task.model, task.kind, task.cfg, task.candidates, task.shape, task.request_id)
 
     def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
         return 0.0
@@ -102,19 +99,50 @@ class CalibratedCostModel:
                 raise UnknownCostError(str(error), request_id) from None
         return reference
 
-    def _denoise_spec(self, request: RequestView, layout: ExecutionLayout) -> ParallelSpec:
-        """The layout's specification; if the request cannot take it, the widest that is not wider."""
-        wanted, offered = layout.parallel, request.candidates
-        if (spec := self._denoise_specs.get((wanted, offered))) is None:
+    def _spec(self, request: RequestView, kind: TaskKind, layout: ExecutionLayout) -> ParallelSpec:
+        """The layout's specification; for a task that cannot take it, the widest that is not wider."""
+        wanted = layout.parallel
+        if kind is TaskKind.DENOISE:
+            offered = request.candidates
+        elif kind is TaskKind.DECODE and len(request.decode_candidates) > 1:
+            specs = request.decode_candidates
+            offered = self._known_of(request.model, kind, request.cfg, specs, request.shape, request.id)
+        else:
+            return SINGLE
+        if (spec := self._specs.get((wanted, offered))) is None:
             spec = wanted if wanted in offered else widest(offered, wanted.size) or offered[0]
-            self._denoise_specs[wanted, offered] = spec
+            self._specs[wanted, offered] = spec
         return spec
+
+    def _known_of(
+        self,
+        model: str,
+        kind: TaskKind,
+        cfg: bool,
+        candidates: tuple[ParallelSpec, ...],
+        shape: Shape,
+        request_id: str,
+    ) -> tuple[ParallelSpec, ...]:
+        """Those of ``candidates`` that have a time, narrowest first."""
+        key = (model, kind, cfg, candidates)
+        if (known := self._candidates.get(key)) is None:
+            specs = sorted(candidates, key=lambda spec: (spec.size, spec.sp))
+            keys = [CostKey(model, kind, shape, cfg, spec, 1) for spec in specs]
+            if not (known := tuple(each.parallel for each in keys if self._has_time(each))):
+                raise UnknownCostError(self._unknown(keys[0]), request_id)
+            self._candidates[key] = known
+        return known
 
     def _reference_s(self, key: CostKey) -> float:
         raise NotImplementedError
 
-    def _known_candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
-        return tuple(sorted(task.candidates, key=lambda spec: (spec.size, spec.sp)))
+    def _has_time(self, key: CostKey) -> bool:
+        """Whether there is a time for ``key``, at some shape."""
+        return True
+
+    def _unknown(self, key: CostKey) -> str:
+        """What to say where there is none."""
+        raise NotImplementedError
 
     def _levels(self, key: CostKey) -> tuple[Hashable, ...]:
         """What a measurement under ``key`` is recorded as, the closest first."""

@@ -50,14 +50,8 @@ class TableCostModel(CalibratedCostModel):
             self._copies_s[key] = seconds
         return seconds
 
-    def _known_candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
-        """Those of the task's that the table has times for."""
-        specs = super()._known_candidates(task)
-        known = [spec for spec in specs if (task.model, task.kind, task.cfg, spec, 1) in self._times]
-        if not known:
-            key = CostKey(task.model, task.kind, task.shape, task.cfg, task.candidates[0], 1)
-            raise UnknownCostError(self._unknown(key), task.request_id)
-        return tuple(known)
+    def _has_time(self, key: CostKey) -> bool:
+        return (key.model, key.kind, key.cfg, key.parallel, key.batch) in self._times
 
     def _reference_s(self, key: CostKey) -> float:
         seconds = self._times.at((key.model, key.kind, key.cfg, key.parallel, key.batch), key.shape)

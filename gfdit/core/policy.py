@@ -16,7 +16,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gfdit.core.cost import CostModel
-from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
@@ -49,7 +49,10 @@ class TaskView(Struct, frozen=True, gc=False):
 
 
 class RequestView(Struct, frozen=True, gc=False):
-    """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now."""
+    """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now.
+
+    ``candidates`` are the specifications of its denoising steps, ``decode_candidates`` those of its decode task.
+    """
 
     id: str
     model: str
@@ -65,6 +68,7 @@ class RequestView(Struct, frozen=True, gc=False):
     tasks_left: Mapping[TaskKind, int]
     last_layout: ExecutionLayout | None
     running: bool
+    decode_candidates: tuple[ParallelSpec, ...] = (SINGLE,)
 
 
 class RankView(Struct, frozen=True, gc=False):

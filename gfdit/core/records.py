@@ -59,6 +59,7 @@ class RequestRecord:
     waiting: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)
     candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps
+    decode_candidates: tuple[ParallelSpec, ...] = field(init=False)
     tasks_left: Mapping[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
     steps_done: int = 0
     last_layout: ExecutionLayout | None = None
@@ -83,7 +84,8 @@ class RequestRecord:
         self.artifacts = {name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()}
         self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
-        self.candidates = next((task.candidates for task in tasks if task.kind is TaskKind.DENOISE), (SINGLE,))
+        self.candidates = self._candidates_of(TaskKind.DENOISE)
+        self.decode_candidates = self._candidates_of(TaskKind.DECODE)
         self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
 
     @property
@@ -111,7 +113,11 @@ class RequestRecord:
             self.tasks_left,
             self.last_layout,
             bool(self.running),
+            self.decode_candidates,
         )
+
+    def _candidates_of(self, kind: TaskKind) -> tuple[ParallelSpec, ...]:
+        return next((task.candidates for task in self.graph.tasks if task.kind is kind), (SINGLE,))
 
     def task_view(self, task: Task, made: Collection[str] = (), made_on: tuple[int, ...] = ()) -> TaskView:
         """What a policy sees of ``task``; with ``made``, as if these artifacts had been made on ``made_on``."""

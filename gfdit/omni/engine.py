@@ -27,10 +27,11 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
-from gfdit.core.tasks import Request, Shape
+from gfdit.core.tasks import Request, Shape, TaskKind, with_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
+from gfdit.omni.parallel_decode import Tiling, decode_candidates
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
@@ -60,7 +61,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         check_config(od_config)
         self.num_ranks = _resolve_ranks(od_config, self.settings)
         od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
-        self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter)
+        self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:
@@ -93,7 +94,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """Learn from the loaded model what it can do, then run every degree once on every rank."""
         try:
             described = self.executor.collective_rpc("gfdit_describe", unique_reply_rank=0)
-            self._sequence_parallel = described["sequence_parallel"]
+            self._sequence_parallel: bool = described["sequence_parallel"]
+            self._tiling: Tiling | None = described["tiling"]
             size = self.settings.warmup_size
             if size is None:
                 size = 128 if current_omni_platform.device_type == "cpu" else 512
@@ -147,6 +149,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
         trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
         self._check_size(shape)
+        num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
+        graph = with_candidates(
+            trajectory.graph, TaskKind.DECODE, decode_candidates(self._tiling, shape, num_decoders)
+        )
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
@@ -159,7 +165,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             priority=options.priority,
             slo_class=options.slo_class,
         )
-        return msg.Submit(wire_request, trajectory.graph, pickle.dumps(request))
+        return msg.Submit(wire_request, graph, pickle.dumps(request))
 
     def _check_size(self, shape: Shape) -> None:
         frame = shape.height * shape.width

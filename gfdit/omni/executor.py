@@ -40,6 +40,7 @@ class WorkerPayload:
     num_ranks: int
     threads_per_rank: int
     adapter: str | None
+    ring: bool = False
     warm_up: OmniDiffusionRequest | None = None
 
 
@@ -66,10 +67,10 @@ class OmniExecutor:
         assert isinstance(runner, ElasticModelRunner), "the engine selects the elastic model runner"
         self.runner = runner
         self.device = runner.device
-        self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter)
+        self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
         self.adapter.bind(runner.pipeline, self.device)
-        scope = TaskScope.alone(rank, comm)
-        runner.make_elastic(scope, self.adapter.masks_sp_padding, self.adapter.sequence_plan)
+        scope, adapter = TaskScope.alone(rank, comm), self.adapter
+        runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
         self.warm_up_s: dict[str, float] = {}
         if payload.warm_up is not None:
             self.warm_up_s = warm_up(self, payload.warm_up, sequence_parallel=False, by_itself=True)
@@ -103,8 +104,10 @@ class OmniExecutor:
         """
         outputs: dict[str, TaskOutput] = {}
         for part in self._parts(calls):
-            self._activate_lora(self.adapter.sampling_params(part[0]))
-            with self.runner.task(layout):
+            kind = part[0].task.kind
+            if self._uses_lora(kind):
+                self._activate_lora(self.adapter.sampling_params(part[0]))
+            with self.runner.task(layout, decode=kind is TaskKind.DECODE):
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))
         return [outputs[call.task.id] for call in calls]
@@ -146,6 +149,10 @@ class OmniExecutor:
         result = self.runner._prepare_output_for_transport(output.result, self.adapter.sampling_params(call))
         return pickle.dumps(pack_diffusion_output_shm(result))
 
+    def _uses_lora(self, kind: TaskKind) -> bool:
+        """Adapters change the transformer; a change of adapter costs, so other tasks leave it as it is."""
+        return kind is TaskKind.DENOISE or bool(getattr(self.runner.pipeline, "_lora_components", ()))
+
     def _activate_lora(self, sampling: Any) -> None:
         """Does nothing when the adapter is the active one already."""
         if self.worker.lora_manager is not None:
@@ -174,6 +181,7 @@ class OmniExecutor:
         """What only a loaded model knows; ``warm_up_s``: seconds by task, of a process that replaces another."""
         return {
             "sequence_parallel": self.runner.supports_sequence_parallel(),
+            "tiling": self.runner.tiling,
             "pid": os.getpid(),
             "warm_up_s": self.warm_up_s,
         }

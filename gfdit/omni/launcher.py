@@ -50,7 +50,13 @@ class ElasticExecutor(DiffusionExecutor):
 
     def _init_executor(self) -> None:
         run_dir = make_run_dir()
-        payload = WorkerPayload(self.od_config, self.num_ranks, self._threads_per_rank(), self.settings.adapter)
+        payload = WorkerPayload(
+            self.od_config,
+            self.num_ranks,
+            self._threads_per_rank(),
+            self.settings.adapter,
+            self.settings.ring,
+        )
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
         device_type = current_omni_platform.device_type

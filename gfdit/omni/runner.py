@@ -18,6 +18,8 @@ from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunn
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.omni.joint_ulysses import JointUlysses, gather_tokens
+from gfdit.omni.parallel_decode import Tiling, share_tiles
+from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
 
@@ -26,33 +28,45 @@ class ElasticModelRunner(DiffusionModelRunner):
     """Loads and holds the pipeline as vLLM-Omni does; :meth:`make_elastic` is called once after loading."""
 
     scope: TaskScope
+    #: Of the VAE, if decode tasks may share its tiles.
+    tiling: Tiling | None
     _original_groups: tuple[Any, Any]
     _sequence_plan: SequencePlan | None = None
 
     def make_elastic(
-        self, scope: TaskScope, model_masks_padding: bool, sequence_plan: SequencePlan | None = None
+        self,
+        scope: TaskScope,
+        model_masks_padding: bool,
+        sequence_plan: SequencePlan | None = None,
+        *,
+        ring: bool = False,
     ) -> None:
         """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
 
         The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
         nothing. Where padding is to be masked and the model cannot, the strategy does and the model is not told.
-        ``sequence_plan`` takes the place of the transformer's own plan.
+        ``sequence_plan`` takes the place of the transformer's own plan. With ``ring``, which needs the latter, any
+        degree works; raises ``ValueError`` naming an attention layer that cannot do it.
         """
         self.scope = scope
         self._sequence_plan = sequence_plan
         self._original_groups = parallel_state._SP, parallel_state._CFG
         parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
         parallel_config = self.od_config.parallel_config
-        mask_padding = parallel_config.mask_sp_padding and not model_masks_padding
-        strategy = GroupFreeUlysses(scope, mask_padding) if sequence_plan is None else JointUlysses(scope)
+        scope.mask_padding = parallel_config.mask_sp_padding and not model_masks_padding
         parallel_config.mask_sp_padding &= model_masks_padding
-        for module in self.pipeline.modules():
+        ulysses = GroupFreeUlysses(scope) if sequence_plan is None else JointUlysses(scope)
+        strategy = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+        for name, module in self.pipeline.named_modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = strategy
+                if ring:
+                    allow_ring(module, name, scope)
         for transformer, plan in self._plans():
             apply_sequence_parallel(transformer, TaskDegrees(scope), plan)
             if sequence_plan is not None:
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
+        self.tiling = share_tiles(self.pipeline, scope)
 
     def restore_groups(self) -> None:
         """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""
@@ -75,11 +89,11 @@ class ElasticModelRunner(DiffusionModelRunner):
         return bool(plans) and all(getattr(split, "auto_pad", False) for split in splits)
 
     @contextmanager
-    def task(self, layout: ExecutionLayout) -> Iterator[None]:
-        """Run the body as one rank's part of a task under ``layout``."""
+    def task(self, layout: ExecutionLayout, *, decode: bool = False) -> Iterator[None]:
+        """Run the body as one rank's part of a task under ``layout``; ``decode`` says that it is a decode task."""
         with (
             torch.inference_mode(),
-            self.scope.enter(layout, self.od_config.parallel_config),
+            self.scope.enter(layout, self.od_config.parallel_config, decode=decode),
             set_forward_context(
                 vllm_config=self.vllm_config, omni_diffusion_config=self.od_config, attn_metadata={}
             ),

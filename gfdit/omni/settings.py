@@ -22,6 +22,8 @@ class Settings:
 
     ``run_ahead`` 1 lets a request's next step be queued behind the running one, where the policy agrees.
 
+    ``ring`` also offers sequence-parallel degrees that do not divide the model's attention heads.
+
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
     the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` of a frame and
@@ -48,6 +50,7 @@ class Settings:
     timeline: str | None = None
     record: str | None = None
     comm_table: str | None = None
+    ring: bool = False
     mask_sp_padding: bool = True
     warmup_size: int | None = None
     max_pixels: int = 4096 * 4096

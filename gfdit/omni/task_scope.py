@@ -21,33 +21,44 @@ from gfdit.core.layouts import ExecutionLayout
 
 @dataclass(slots=True)
 class TaskScope:
-    """What this rank is part of right now; one instance per worker process, read by the stand-ins."""
+    """What this rank is part of right now; one instance per worker process, read by the stand-ins.
+
+    ``mask_padding``: whether attention layers leave out the tokens that make a length divide by the degree.
+    """
 
     rank: int
     comm: GroupFreeComm
     sp: Group
     cfg: Group
+    decode: Group
+    mask_padding: bool = False
 
     @classmethod
     def alone(cls, rank: int, comm: GroupFreeComm) -> TaskScope:
-        return cls(rank, comm, comm.group((rank,)), comm.group((rank,)))
+        group = comm.group((rank,))
+        return cls(rank, comm, sp=group, cfg=group, decode=group)
 
     @contextmanager
-    def enter(self, layout: ExecutionLayout, parallel_config: Any) -> Iterator[None]:
+    def enter(self, layout: ExecutionLayout, parallel_config: Any, *, decode: bool = False) -> Iterator[None]:
         """Run the body as a member of ``layout``; always returns to being alone.
 
         ``parallel_config`` is vLLM-Omni's ``DiffusionParallelConfig``, one object shared by configuration,
         runner, pipeline and attention blocks. A model that shards while ``sequence_parallel_size`` says 1
         computes a wrong image without any error, so this assignment is as necessary as the groups.
+
+        With ``decode`` the ranks share the tiles of the VAE and nothing else: for models each of them is alone.
         """
-        before = self.sp, self.cfg, parallel_config.sequence_parallel_size
-        self.sp = self.comm.group(layout.sp_ranks(self.rank))
-        self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
-        parallel_config.sequence_parallel_size = layout.parallel.sp
+        before = self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size
+        if decode:
+            self.decode = self.comm.group(layout.ranks)
+        else:
+            self.sp = self.comm.group(layout.sp_ranks(self.rank))
+            self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
+            parallel_config.sequence_parallel_size = layout.parallel.sp
         try:
             yield
         finally:
-            self.sp, self.cfg, parallel_config.sequence_parallel_size = before
+            self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
 
 
 class GroupStandIn:

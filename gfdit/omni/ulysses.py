@@ -11,12 +11,12 @@ P ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
-from vllm_omni.diffusion.forward_context import get_forward_context
+from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 
 from gfdit.omni.task_scope import TaskScope
 
@@ -30,18 +30,14 @@ class UlyssesContext(ParallelAttentionContext):
 
 
 class GroupFreeUlysses:
-    """One instance serves every attention layer of a worker; the group is the running task's.
-
-    With ``mask_padding`` the tokens that pad the sequence are not attended to, for models that do not say so.
-    """
+    """One instance serves every attention layer of a worker; the group is the running task's."""
 
     enabled = True
     # vLLM-Omni keys its strict-mode checks on this name.
     name = "ulysses"
 
-    def __init__(self, scope: TaskScope, mask_padding: bool = False) -> None:
+    def __init__(self, scope: TaskScope) -> None:
         self._scope = scope
-        self._mask_padding = mask_padding
 
     @torch.compiler.disable
     def pre_attention(
@@ -57,18 +53,17 @@ class GroupFreeUlysses:
         """
         group, comm = self._scope.sp, self._scope.comm
         size, index = len(group.ranks), group.ranks.index(self._scope.rank)
-        text = _text_tensors(attn_metadata)
+        attn_metadata = with_padding_mask(attn_metadata, query, self._scope)
+        text = text_tensors(attn_metadata)
         _check_heads((query, key, value, *text), size)
         image = (query, key, value)
         if not text:
             q, k, v = comm.scatter_heads(image, group)
-            if self._mask_padding:
-                attn_metadata = _without_padding(attn_metadata, k)
             return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name)
         assert attn_metadata is not None
         if len(text) != len(image):
             raise ValueError("joint_query, joint_key and joint_value go together")
-        text_first = _text_first(attn_metadata)
+        text_first = is_text_first(attn_metadata)
         num_text, num_image = text[0].shape[1], size * query.shape[1]
         joint = tuple(_joint(own, num_text + num_image, size) for own in image)
         split = tuple(_text_and_image(tensor, num_text, text_first) for tensor in joint)
@@ -111,36 +106,45 @@ def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tup
     return joint[:, num_image:], joint[:, :num_image]
 
 
-def _text_tensors(attn_metadata: AttentionMetadata | None) -> tuple[torch.Tensor, ...]:
+def text_tensors(attn_metadata: AttentionMetadata | None) -> tuple[torch.Tensor, ...]:
     if attn_metadata is None:
         return ()
     joint = (attn_metadata.joint_query, attn_metadata.joint_key, attn_metadata.joint_value)
     return tuple(tensor for tensor in joint if tensor is not None)
 
 
-def _text_first(attn_metadata: AttentionMetadata) -> bool:
+def is_text_first(attn_metadata: AttentionMetadata) -> bool:
     side = attn_metadata.joint_strategy
     if side not in ("front", "rear"):
         raise ValueError(f"joint_strategy must be 'front' or 'rear', got {side!r}")
     return side == "front"
 
 
+def with_padding_mask(
+    attn_metadata: AttentionMetadata | None, query: torch.Tensor, scope: TaskScope
+) -> AttentionMetadata | None:
+    """``attn_metadata`` with a mask of the keys of all ranks, (B, S), that leaves out padding.
+
+    Only where vLLM-Omni has padded the sequence that ``query`` (B, L, H, D) is a part of, and the model gives no
+    mask of that length itself: some give none, or one of their own part.
+    """
+    if not (scope.mask_padding and is_forward_context_available()):
+        return attn_metadata
+    context, num_tokens = get_forward_context(), len(scope.sp) * query.shape[1]
+    num_padding, num_real = context.sp_padding_size, context.sp_original_seq_len
+    if num_real is None or num_padding <= 0 or num_real + num_padding != num_tokens:
+        return attn_metadata
+    given = attn_metadata.attn_mask if attn_metadata is not None else None
+    if given is not None and (given.ndim != 2 or given.shape[1] == num_tokens):
+        return attn_metadata
+    mask = torch.arange(num_tokens, device=query.device) < num_real
+    return replace(attn_metadata or AttentionMetadata(), attn_mask=mask.expand(query.shape[0], num_tokens))
+
+
 def _check_heads(tensors: tuple[torch.Tensor, ...], size: int) -> None:
     for tensor in tensors:
         if tensor.shape[2] % size:
             raise ValueError(f"{tensor.shape[2]} attention heads do not divide by sequence-parallel degree {size}")
-
-
-def _without_padding(attn_metadata: AttentionMetadata | None, key_BSHD: torch.Tensor) -> AttentionMetadata | None:
-    """With a key mask that hides the padding of the sequence, which is at its end, if there is any."""
-    context = get_forward_context()
-    if not context.sp_padding_size:
-        return attn_metadata
-    attn_metadata = AttentionMetadata() if attn_metadata is None else attn_metadata
-    batch, num_tokens = key_BSHD.shape[:2]
-    is_token = torch.arange(num_tokens, device=key_BSHD.device) < context.sp_original_seq_len
-    attn_metadata.attn_mask = is_token.expand(batch, num_tokens)
-    return attn_metadata
 
 
 def _with_key_mask(attn_metadata: AttentionMetadata | None, key: torch.Tensor) -> AttentionMetadata | None:

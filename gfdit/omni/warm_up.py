@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 from gfdit.adapters.base import Artifact, TaskCall
-from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task, TaskKind
+from gfdit.core.layouts import SINGLE, ExecutionLayout
+from gfdit.core.tasks import Task, TaskKind, with_candidates
+from gfdit.omni.parallel_decode import decode_candidates
 
 if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
@@ -24,7 +25,9 @@ def warm_up(
     A rank can do it ``by_itself``, but for what takes several ranks.
     """
     trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
-    alone = ExecutionLayout((executor.rank,))
+    num_ranks = executor.comm.world_size
+    decode = decode_candidates(executor.runner.tiling, trajectory.shape, num_ranks)
+    graph = with_candidates(trajectory.graph, TaskKind.DECODE, decode)
     artifacts: dict[str, Artifact] = {}
     seconds: dict[str, float] = {}
 
@@ -35,16 +38,18 @@ def warm_up(
         (output,) = executor.run([TaskCall(task, inputs, None if inputs else request)], layout)
         artifacts.update(zip(task.outputs, output.artifacts, strict=True))
         label = str(layout.parallel) if task.kind is TaskKind.DENOISE else str(task.kind)
+        if task.kind is TaskKind.DECODE and layout.parallel != SINGLE:
+            label = f"{label} {layout.parallel}"
         seconds[label] = time.monotonic() - start_s
 
-    for task in trajectory.graph.tasks:
-        if task.kind is TaskKind.DENOISE and task.step_index == 0:
-            for spec in reversed(task.candidates):
-                layout = _own_group(executor.rank, spec.size, executor.comm.world_size)
-                if layout and (spec.size == 1 or not by_itself):
-                    run(task, ExecutionLayout(layout, spec))
-        elif task.kind is not TaskKind.DENOISE or task.step_index == 1:
-            run(task, alone)
+    for task in graph.tasks:
+        if task.kind is TaskKind.DENOISE and task.step_index > 1:
+            continue
+        # The second step goes on from where every rank has the first one's output: after the narrowest degree.
+        for spec in (SINGLE,) if task.step_index else reversed(task.candidates):
+            layout = _own_group(executor.rank, spec.size, num_ranks)
+            if layout and (spec == SINGLE or not by_itself):
+                run(task, ExecutionLayout(layout, spec))
     return seconds
 
 

@@ -135,11 +135,7 @@ def test_padding_that_is_attended_to_is_seen(kit_of: Callable[[str], AdapterKit]
 
 
 def mask_padding(executor: Any, on: bool) -> None:
-    from gfdit.omni.ulysses import GroupFreeUlysses
-
-    for module in executor.runner.pipeline.modules():
-        if isinstance(strategy := getattr(module, "parallel_strategy", None), GroupFreeUlysses):
-            strategy._mask_padding = on
+    executor.runner.scope.mask_padding = on
 
 
 @pytest.mark.thorough

@@ -11,7 +11,7 @@ import pytest
 
 from gfdit.cli.main import main
 from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
-from tests.elastic.shapes import ALL, TRAFFIC
+from tests.elastic.shapes import ALL, TILED, TRAFFIC
 from tests.support.images import Engine, ImageRequest, stock_images
 from tests.support.leftovers import Leftovers
 
@@ -32,8 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[ImageRequest, np.ndarray]:
     """What stock vLLM-Omni makes of the requests on one rank."""
-    requests = (*ALL, *TRAFFIC)
-    images = stock_images(model, tmp_path_factory.mktemp("stock"), requests)
+    requests = (*ALL, *TRAFFIC, TILED)
+    images = stock_images(model, tmp_path_factory.mktemp("stock"), requests, vae_use_tiling=True)
     return dict(zip(requests, images, strict=True))
 
 
@@ -55,6 +55,7 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
         model,
         engine_backend="gfdit.omni.engine.ElasticDiffusionEngine",
         worker_extension_cls="tests.support.worker_extension.TestExtension",
+        vae_use_tiling=True,
         additional_config={
             "gfdit": {
                 "ranks": 4,

@@ -11,6 +11,7 @@ GUIDED_ODD = ImageRequest(144, 208, seed=4, steps=5, negative_prompt="blurry")
 UNALIGNED = ImageRequest(100, 90, seed=5)
 TINY = ImageRequest(8, 8, seed=6)
 TWO_IMAGES = ImageRequest(128, 96, seed=7, negative_prompt="blurry", num_images=2)
+TILED = ImageRequest(320, 304, steps=2, seed=8, negative_prompt="blurry", num_images=2)  # 2 x 2 tiles of its VAE
 ALL = (PLAIN, ODD, GUIDED, GUIDED_ODD, UNALIGNED, TINY, TWO_IMAGES)
 
 # Of random traffic.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TWO_IMAGES
+from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TILED, TWO_IMAGES
 from tests.support.images import Engine, ImageRequest, stock_images
 
 pytestmark = pytest.mark.timeout(400)
@@ -76,6 +76,21 @@ def test_layouts_that_change_at_every_step(
     image = engine.image(request_.under(script))
     assert max_difference(image, stock[request_]) <= 1
     assert engine.image(request_.under(script)).tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize("ranks", ["3", "2,0", "1,3,0,2"])
+def test_a_decode_shared_by_tiles_is_bit_identical_to_stock(
+    engine: Engine, stock: dict[ImageRequest, np.ndarray], ranks: str
+) -> None:
+    image = engine.image(TILED.under(f"encode@3 sp1@2 decode@{ranks}"))
+    assert image.tobytes() == stock[TILED].tobytes()
+
+
+def test_a_decode_is_not_shared_by_more_ranks_than_it_has_tiles_for(engine: Engine) -> None:
+    with pytest.raises(Exception, match="decode at sp3 is not feasible, allowed: sp1, sp2, sp4"):
+        engine.image(TILED.under("sp1@0 decode@0,1,2"))
+    with pytest.raises(Exception, match="decode at sp2 is not feasible, allowed: sp1"):
+        engine.image(PLAIN.under("sp1@0 decode@0,1"))
 
 
 def test_random_layouts(engine: Engine, stock: dict[ImageRequest, np.ndarray]) -> None:

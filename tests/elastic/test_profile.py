@@ -23,7 +23,7 @@ QUICK = ["--spread", "0.9", "--min-reps", "2", "--max-reps", "2"]
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileServer]:
-    arguments = argparse.Namespace(model=str(model), ranks=2, model_name="tiny", passthrough=FLAGS[1:])
+    arguments = argparse.Namespace(model=str(model), ranks=2, model_name="tiny", ring=False, passthrough=FLAGS[1:])
     log = tmp_path_factory.mktemp("profile") / "log"
     with ProfileServer(profile.server_command(arguments), log, 60) as server:
         yield server

@@ -66,8 +66,8 @@ class TestExtension:
         original = self._original(TaskScope, "enter")
 
         @contextmanager
-        def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any) -> Any:
-            with original(scope, layout, parallel_config):
+        def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any, **rest: Any) -> Any:
+            with original(scope, layout, parallel_config, **rest):
                 parallel_config.sequence_parallel_size = 1
                 yield
 
@@ -108,6 +108,15 @@ class TestExtension:
         seen = self._batches, self._latents
         self._batches, self._latents = [], {}
         return seen
+
+    def prompt_cache(self) -> dict[str, int]:
+        """Hits and misses of vLLM-Omni's cache of prompt embeddings."""
+        return self.model_runner.pipeline._prompt_embed_cache.stats()  # type: ignore[attr-defined]
+
+    def lora_cache(self) -> tuple[list[int], int | None]:
+        """(loaded adapters, the active one) by id."""
+        manager = self.lora_manager  # type: ignore[attr-defined]
+        return manager.list_adapters(), manager._active_adapter_id
 
     def _original(self, owner: type, name: str) -> Callable[..., Any]:
         """The method as it was before any sabotage."""

@@ -1,0 +1,216 @@
+"""vLLM-Omni's attention layer under Ulysses or a ring, on virtual ranks, against the same layer on one rank."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gfdit.comm import GroupFreeComm, spawn
+from gfdit.core import ExecutionLayout, ParallelSpec
+from gfdit.omni.plugin import prepare_cpu_process
+
+pytestmark = pytest.mark.timeout(300)
+
+BATCH, HEAD_SIZE = 2, 16
+# Measured: outputs of magnitude 1 differ by up to 5e-7.
+TOLERANCE = 5e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """``image`` tokens are split, padded where they do not divide; ``text`` ones replicated, before or behind."""
+
+    ranks: tuple[int, ...]
+    image: int
+    heads: int = 6
+    kv_heads: int = 6
+    text: int = 0
+    side: str = "front"
+
+    def tensors(self, num_tokens: int, seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        return [torch.randn((BATCH, num_tokens, count, HEAD_SIZE), generator=generator) for count in heads]
+
+    @property
+    def text_mask(self) -> torch.Tensor:
+        """The second row has one token less than the first."""
+        mask = torch.ones((BATCH, self.text), dtype=torch.bool)
+        mask[1, -1] = False
+        return mask
+
+    @property
+    def padding(self) -> int:
+        return -self.image % len(self.ranks)
+
+
+CASES = (
+    Case((1, 0), 8),
+    Case((2, 0, 1), 9, text=4),
+    Case((2, 0, 1), 10, text=4, side="rear"),
+    Case((3, 1, 0, 2), 8),  # rings from here: the heads do not divide
+    Case((3, 1, 0, 2), 8, text=4),
+    Case((3, 1, 0, 2), 9, text=4, side="rear"),
+    Case((0, 1, 2, 3), 10),
+    Case((2, 1, 0), 7, kv_heads=2, text=3),  # those of keys and values do not
+)
+
+
+class Sharded:
+    """Stands for the configuration that a layer reads its degree from."""
+
+    parallel_config = SimpleNamespace(sequence_parallel_size=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def platform() -> Iterator[None]:
+    """Everything is imported before ranks wait for each other."""
+    prepare_cpu_process()
+    importlib.import_module("gfdit.omni.ring")
+    yield
+
+
+def make_layer(case: Case) -> Any:
+    from vllm_omni.diffusion.attention.layer import Attention
+
+    return Attention(case.heads, HEAD_SIZE, False, HEAD_SIZE**-0.5, num_kv_heads=case.kv_heads)
+
+
+def expected(case: Case) -> torch.Tensor:
+    """(B, text + image, H, D): the layer's kernel on all tokens, text first."""
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+
+    image, text = case.tensors(case.image, 1), case.tensors(case.text, 2)
+    joined = [torch.cat(pair, dim=1) for pair in zip(text, image, strict=True)]
+    mask = None
+    if case.text:
+        mask = torch.cat((case.text_mask, torch.ones((BATCH, case.image), dtype=torch.bool)), dim=1)
+    return make_layer(case).attention.forward(*joined, AttentionMetadata(attn_mask=mask))
+
+
+def attended(comm: GroupFreeComm, layers: list[Any], case: Case, ring: bool) -> torch.Tensor | None:
+    """(B, text + own image tokens, H, D) of this rank, text first; None if it takes no part."""
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+
+    from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
+    from gfdit.omni.task_scope import TaskScope
+    from gfdit.omni.ulysses import GroupFreeUlysses
+
+    if comm.rank not in case.ranks:
+        return None
+    layer, scope = layers[comm.rank], TaskScope.alone(comm.rank, comm)
+    scope.mask_padding = True
+    ulysses = GroupFreeUlysses(scope)
+    layer.parallel_strategy = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+    if ring:
+        allow_ring(layer, "layer", scope)
+    size = len(case.ranks)
+    own = (case.image + case.padding) // size
+    first = case.ranks.index(comm.rank) * own
+    padding = [torch.full_like(part, 7.0) for part in case.tensors(case.padding, 3)]  # anything: it must not count
+    image = [torch.cat(pair, dim=1) for pair in zip(case.tensors(case.image, 1), padding, strict=True)]
+    metadata = None
+    if case.text:
+        query, key, value = case.tensors(case.text, 2)
+        metadata = AttentionMetadata(
+            joint_query=query,
+            joint_key=key,
+            joint_value=value,
+            joint_attn_mask=case.text_mask,
+            joint_strategy=case.side,
+        )
+    layout = ExecutionLayout(case.ranks, ParallelSpec(size))
+    with torch.inference_mode(), scope.enter(layout, SimpleNamespace(sequence_parallel_size=1)):
+        out = layer(*(part[:, first : first + own] for part in image), metadata)
+    if case.side == "rear":
+        out = torch.cat((out[:, own:], out[:, :own]), dim=1)
+    return out
+
+
+def largest_error(case: Case, ring: bool) -> float:
+    from vllm_omni.diffusion.forward_context import get_forward_context, set_forward_context
+
+    layers = [copy.deepcopy(make_layer(case)) for _ in range(4)]
+    with set_forward_context(omni_diffusion_config=Sharded()):
+        # What vLLM-Omni's hooks leave there when they pad.
+        get_forward_context().sp_padding_size = case.padding
+        get_forward_context().sp_original_seq_len = case.image if case.padding else None
+        found = spawn(attended, 4, heap="local", args=(layers, case, ring), comm_timeout_s=60.0, timeout_s=120.0)
+    parts = [found[rank] for rank in case.ranks]
+    image = torch.cat([part[:, case.text :] for part in parts], dim=1)[:, : case.image]
+    reference = expected(case)
+    errors = [(part[:, : case.text] - reference[:, : case.text]).abs() for part in parts]
+    errors.append((image - reference[:, case.text :]).abs())
+    return max(float(error.max()) for error in errors if error.numel())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_the_layer_on_one_rank(case: Case) -> None:
+    assert largest_error(case, ring=True) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_ulysses_alone(case: Case) -> None:
+    assert largest_error(case, ring=False) <= TOLERANCE
+
+
+def test_without_a_ring_heads_must_divide() -> None:
+    with pytest.raises(ValueError, match="6 attention heads do not divide by sequence-parallel degree 4"):
+        largest_error(CASES[3], ring=False)
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[6]], ids=str)
+def test_padding_that_counts_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control, of Ulysses and of a ring."""
+    from gfdit.omni import ring, ulysses
+
+    for module in (ring, ulysses):
+        monkeypatch.setattr(module, "with_padding_mask", lambda metadata, query, scope: metadata)
+    assert largest_error(case, ring=True) > 1e3 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"causal": True}, "layer blocks.0.attn: its attention is causal"),
+        ({"_kv_cache_dtype": "fp8"}, "layer blocks.0.attn: its keys and values are quantized"),
+        ({"attention": torch.nn.Identity()}, "layer blocks.0.attn: its kernel is a module"),
+    ],
+    ids=["causal", "quantized", "module"],
+)
+def test_layers_that_cannot_use_a_ring_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    from gfdit.omni.ring import allow_ring
+
+    layer = make_layer(CASES[0])
+    for name, value in change.items():
+        delattr(layer, name) if name == "attention" else None
+        setattr(layer, name, value)
+    with pytest.raises(ValueError, match=message):
+        allow_ring(layer, "blocks.0.attn", None)  # type: ignore[arg-type]
+
+
+def four_dimensional_mask(comm: GroupFreeComm) -> str:
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+
+    from gfdit.omni.ring import GroupFreeRing
+    from gfdit.omni.task_scope import TaskScope
+
+    tensors = [torch.zeros(1, 4, 3, 8) for _ in range(3)]
+    metadata = AttentionMetadata(attn_mask=torch.ones(1, 1, 4, 4, dtype=torch.bool))
+    try:
+        GroupFreeRing(TaskScope.alone(comm.rank, comm)).pre_attention(*tensors, metadata)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_mask_that_a_ring_cannot_heed_is_refused() -> None:
+    texts = spawn(four_dimensional_mask, 2, heap="local", comm_timeout_s=60.0, timeout_s=120.0)
+    assert all("attn_mask of keys, (batch, tokens), got (1, 1, 4, 4)" in text for text in texts)
