@@ -28,10 +28,10 @@ from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core.tasks import Request, Shape, TaskKind, with_candidates
+from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
-from gfdit.omni.parallel_decode import Tiling, decode_candidates
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings

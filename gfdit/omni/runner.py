@@ -17,8 +17,9 @@ from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunn
 
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tiling import Tiling
 from gfdit.omni.joint_ulysses import JointUlysses, gather_tokens
-from gfdit.omni.parallel_decode import Tiling, share_tiles
+from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses

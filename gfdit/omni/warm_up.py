@@ -11,7 +11,7 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 from gfdit.adapters.base import Artifact, TaskCall
 from gfdit.core.layouts import SINGLE, ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, with_candidates
-from gfdit.omni.parallel_decode import decode_candidates
+from gfdit.core.tiling import decode_candidates
 
 if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor

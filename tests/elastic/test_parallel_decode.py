@@ -11,6 +11,7 @@ import torch
 
 from gfdit.comm import GroupFreeComm, spawn
 from gfdit.core import ExecutionLayout, ParallelSpec, Shape
+from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.omni.plugin import prepare_cpu_process
 
 pytestmark = pytest.mark.timeout(300)
@@ -175,7 +176,7 @@ def test_tiles_are_counted_as_the_vae_counts_them(name: str, size: tuple[int, in
 
 
 def test_what_cannot_be_shared_is_left_as_it_is() -> None:
-    from gfdit.omni.parallel_decode import decode_candidates, share_tiles, tiling_of
+    from gfdit.omni.parallel_decode import share_tiles, tiling_of
 
     scope: Any = None
     untiled = make("images")
@@ -194,8 +195,6 @@ def test_what_cannot_be_shared_is_left_as_it_is() -> None:
 
 
 def test_degrees_are_those_that_shorten_the_longest_share() -> None:
-    from gfdit.omni.parallel_decode import Tiling
-
     tiling = Tiling((32, 32), (24, 24))
 
     def degrees(height: int, width: int, num_ranks: int = 8) -> list[int]:

@@ -44,7 +44,8 @@ class AdapterKit:
     """``num_ranks`` worker processes on a CPU with the model at ``model_dir``, and stock ones on demand.
 
     ``adapter`` is ``module:Class`` instead of the pipeline's own; ``od_config`` are further fields of
-    ``OmniDiffusionConfig``, for gfdit and stock alike. ``fork_server`` may be shared among kits.
+    ``OmniDiffusionConfig``, for gfdit and stock alike. With ``ring`` any sequence-parallel degree works, as with
+    the setting of that name. ``fork_server`` may be shared among kits.
     A failure in a process is a :class:`ChildError` with its traceback; the kit can be used on after it.
     Requests that the adapter refuses raise it too.
     """
@@ -57,6 +58,7 @@ class AdapterKit:
         adapter: str | None = None,
         od_config: dict[str, Any] | None = None,
         *,
+        ring: bool = False,
         fork_server: ForkServer | None = None,
         comm_timeout_s: float = 30.0,
     ) -> None:
@@ -64,6 +66,7 @@ class AdapterKit:
             raise ValueError(f"{model_dir} is not a folder with a model")
         self.num_ranks = num_ranks
         self.adapter = adapter
+        self._ring = ring
         self._ids = itertools.count(1)
         self._generation = 0
         self._stock: dict[tuple[tuple[str, int], ...], list[Child]] = {}
@@ -77,7 +80,7 @@ class AdapterKit:
 
     def _start(self, model_dir: str, dtype: str, od_config: dict[str, Any], comm_timeout_s: float) -> None:
         self._engine = self._server.start(
-            "engine", _Service("EngineService"), model_dir, dtype, od_config, self.num_ranks
+            "engine", _Service("EngineService"), model_dir, dtype, od_config, self.num_ranks, self._ring
         )
         self._closing.callback(self._engine.close)
         heap = create_heap("shared_memory", self.num_ranks).held_open()
@@ -85,12 +88,12 @@ class AdapterKit:
         config = self._engine.call("elastic_config")
         self._ranks: list[Child] = []
         for rank in range(self.num_ranks):
-            args = (rank, heap, config, self.num_ranks, self.adapter, comm_timeout_s)
+            args = (rank, heap, config, self.num_ranks, self.adapter, self._ring, comm_timeout_s)
             self._ranks.append(self._server.start(f"rank {rank}", _Service("RankService"), *args))
             self._closing.callback(self._ranks[-1].close)
         for child in self._ranks:
             child.wait_ready()
-        self._sp_allowed = self._ranks[0].call("supports_sequence_parallel")
+        self._loaded = self._ranks[0].call("describe")
 
     def close(self) -> None:
         self._closing.close()
@@ -216,7 +219,7 @@ class AdapterKit:
     # The control plane's part
 
     def _prepare(self, request: KitRequest) -> Prepared:
-        return self._engine.call("prepare", request, f"r{next(self._ids)}", self.adapter, self._sp_allowed)
+        return self._engine.call("prepare", request, f"r{next(self._ids)}", self.adapter, self._loaded)
 
     def _flow(self, request: KitRequest, script: str, how: How = How()) -> _Flow:  # noqa: B008 - immutable
         prepared = self._prepare(request)

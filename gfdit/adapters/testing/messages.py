@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from gfdit.adapters.testing.outputs import Output
 from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.tasks import TaskGraph
+from gfdit.core.tiling import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What only a loaded model knows, and its candidates depend on."""
+
+    sequence_parallel: bool
+    tiling: Tiling | None
 
 
 @dataclass(frozen=True, slots=True)

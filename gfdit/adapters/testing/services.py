@@ -21,13 +21,14 @@ from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.adapters.testing.fingerprint import Fingerprint, differences, fingerprint
 from gfdit.adapters.testing.loaded_state import LoadedState, transformers_of
-from gfdit.adapters.testing.messages import How, Prepared, TaskRun
+from gfdit.adapters.testing.messages import How, Loaded, Prepared, TaskRun
 from gfdit.adapters.testing.outputs import Output
 from gfdit.adapters.testing.requests import KitRequest
 from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task
+from gfdit.core.tasks import Task, TaskKind, with_candidates
+from gfdit.core.tiling import decode_candidates
 from gfdit.migration.transfer import migrate
 from gfdit.omni.compatibility import check_config
 from gfdit.omni.executor import OmniExecutor, WorkerPayload
@@ -38,12 +39,13 @@ ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
 class EngineService:
     """Builds configurations and requests as vLLM-Omni's engine and gfdit's do; holds the adapter's engine half."""
 
-    def __init__(self, model: str, dtype: str, options: dict[str, Any], num_ranks: int) -> None:
+    def __init__(self, model: str, dtype: str, options: dict[str, Any], num_ranks: int, ring: bool) -> None:
         load_omni_general_plugins()
         self._model = model
         self._dtype = dtype
         self._options = options
         self._num_ranks = num_ranks
+        self._ring = ring
         self._od_config = self._build({}, engine_backend=ENGINE)
         check_config(self._od_config)
         self._pre_process = get_diffusion_pre_process_func(self._od_config)
@@ -59,12 +61,14 @@ class EngineService:
         od_config.num_gpus = od_config.parallel_config.world_size
         return pickle.dumps(od_config), od_config.num_gpus
 
-    def prepare(self, request: KitRequest, request_id: str, adapter: str | None, sp_allowed: bool) -> Prepared:
+    def prepare(self, request: KitRequest, request_id: str, adapter: str | None, loaded: Loaded) -> Prepared:
         omni_request = request.to_omni(request_id)
         if self._pre_process is not None:
             omni_request = self._pre_process(omni_request)
-        half = make_adapter(self._od_config, self._num_ranks, adapter)
-        graph = half.convert(omni_request, None if sp_allowed else 1).graph
+        half = make_adapter(self._od_config, self._num_ranks, adapter, ring=self._ring)
+        trajectory = half.convert(omni_request, None if loaded.sequence_parallel else 1)
+        decode = decode_candidates(loaded.tiling, trajectory.shape, self._num_ranks)
+        graph = with_candidates(trajectory.graph, TaskKind.DECODE, decode)
         graph.check()
         return Prepared(pickle.dumps(omni_request), graph)
 
@@ -118,11 +122,12 @@ class RankService:
         od_config: bytes,
         num_ranks: int,
         adapter: str | None,
+        ring: bool,
         comm_timeout_s: float,
     ) -> None:
         self.comm = GroupFreeComm(attach_heap(heap, rank), timeout_s=comm_timeout_s)
         self.comm.warm_up()
-        payload = WorkerPayload(pickle.loads(od_config), num_ranks, threads_per_rank=1, adapter=adapter)
+        payload = WorkerPayload(pickle.loads(od_config), num_ranks, threads_per_rank=1, adapter=adapter, ring=ring)
         self.executor = KitExecutor(rank, self.comm, payload)
         self._num_ranks = num_ranks
         self._migrations = self.comm.lane("migration")
@@ -133,8 +138,9 @@ class RankService:
         self._reasons: list[str] = []
         batching.logger = _Listener(self._reasons)
 
-    def supports_sequence_parallel(self) -> bool:
-        return self.executor.runner.supports_sequence_parallel()
+    def describe(self) -> Loaded:
+        runner = self.executor.runner
+        return Loaded(runner.supports_sequence_parallel(), runner.tiling)
 
     def use_adapter(self, path: str | None) -> None:
         """Drive the loaded pipeline by another adapter."""
