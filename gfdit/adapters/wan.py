@@ -355,7 +355,12 @@ class WanAdapter(DenoiseLoopAdapter):
         return self.output_of(vae.decode(latents, return_dict=False)[0])
 
     def output_of(self, video: torch.Tensor) -> DiffusionOutput:
-        """``video`` (videos, 3, frames, height, width) in [-1, 1], in the form this pipeline returns it."""
+        """``video`` (videos, 3, frames, height, width) in [-1, 1], in the form this pipeline returns it.
+
+        Where ranks share the tiles of a decode, those without the result hold a placeholder of fewer dimensions.
+        """
+        if video.ndim != len("BCTHW"):
+            return DiffusionOutput(output=video)
         spec = VideoTensorSpec(
             layout=VideoTensorLayout.BCTHW,
             encoding=VideoTensorEncoding.NORMALIZED_FLOAT,
