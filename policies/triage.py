@@ -61,7 +61,7 @@ class Triage:
     share: float = 0.85
     patience: float = 2.0
     lending: float = 0.7
-    max_waste: float = 0.25
+    max_waste: float = 0.5
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True
     waiting: bool = True
