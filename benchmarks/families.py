@@ -1,0 +1,119 @@
+"""What steps take at each degree, family by family: `gfdit profile` of a small random checkpoint of each.
+
+How steps scale depends on model, size and machine; this is the same command for all of them on this one. With
+``--checkpoints FAMILY=MODEL ...`` it measures published checkpoints instead, on a machine that has room for them.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from gfdit.core import Shape, TaskKind
+from gfdit.core.cost_file import CostTable
+from gfdit.observe.provenance import provenance, write_report
+
+# Guidance where the family has it; with two branches there is one more way to use two ranks.
+IMAGE, VIDEO = Shape(256, 256), Shape(128, 128, 9)
+FAMILIES = {
+    "qwen-image": IMAGE,
+    "qwen-image-edit": IMAGE,
+    "flux": IMAGE,
+    "sd3": IMAGE,
+    "z-image": IMAGE,
+    "longcat-image": IMAGE,
+    "wan2.2-ti2v": VIDEO,
+    "wan2.2-t2v-a14b": VIDEO,
+    "wan2.2-i2v": VIDEO,
+    "helios": Shape(128, 128, 33),
+}
+NEED_IMAGE = ("qwen-image-edit", "wan2.2-i2v")
+WIDTH = ("--layers", "4", "--heads", "8", "--head-dim", "64")
+GFDIT = str(Path(sys.executable).with_name("gfdit"))
+
+
+def main() -> int:
+    args = parse_args()
+    source = provenance(sys.argv)
+    families: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        picture = Path(scratch) / "picture.png"
+        Image.linear_gradient("L").convert("RGB").save(picture)
+        for family in args.families:
+            out = Path(scratch) / f"{family}.json"
+            done = subprocess.run(command(family, Path(scratch), out, picture, args), check=False)
+            families[family] = summary(CostTable.load(out)) if done.returncode == 0 else None
+    settings = {"ranks": args.ranks, "width": " ".join(WIDTH), "checkpoints": args.checkpoints}
+    report = source | {"settings": settings, "families": families}
+    for path in write_report(args.out, "families", report, markdown(report)):
+        print(path)
+    return 0 if all(families.values()) else 1
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--checkpoints", nargs="*", default=[], metavar="FAMILY=MODEL")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--max-reps", type=int, default=16, help="see gfdit profile")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args()
+
+
+def command(family: str, folder: Path, out: Path, picture: Path, args: argparse.Namespace) -> list[str]:
+    published = dict(entry.split("=", 1) for entry in args.checkpoints)
+    model = published.get(family) or str(folder / family)
+    if family not in published:
+        subprocess.run([GFDIT, "tiny-model", family, model, *WIDTH], check=True)
+    argv = [GFDIT, "profile", model, "--ranks", str(args.ranks), "--model-name", family, "--out", str(out)]
+    argv += ["--shape", str(FAMILIES[family]), "--min-reps", "4", "--max-reps", str(args.max_reps)]
+    if family in NEED_IMAGE:
+        argv += ["--input-image", str(picture)]
+    return argv if family in published else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
+
+
+def summary(table: CostTable) -> dict[str, Any]:
+    """Seconds of the tasks on one rank, and of a step by guidance and degree."""
+    tasks = {str(e.task): e.seconds for e in table.entries if e.task is not TaskKind.DENOISE and not e.cfg}
+    steps = {
+        ("guided " if e.cfg else "") + str(e.parallel): e.seconds
+        for e in table.entries
+        if e.task is TaskKind.DENOISE
+    }
+    sizes = {f"{a.artifact}{' guided' if a.cfg else ''}": a.num_bytes for a in table.artifacts}
+    return {"shape": str(table.entries[0].shape), "tasks_s": tasks, "steps_s": steps, "artifact_bytes": sizes}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    settings = report["settings"]
+    columns = list(dict.fromkeys(name for one in report["families"].values() if one for name in one["steps_s"]))
+    lines = [
+        "# Steps of every family",
+        "",
+        f"- Date: {report['date']}, commit {report['commit']}",
+        f"- Command: `{report['command']}`",
+        f"- Machine: {report['machine']}",
+        f"- {settings['ranks']} ranks, all busy; small random checkpoints ({settings['width']})",
+        "",
+        "Milliseconds of a denoising step, and of encoding and decoding on one rank.",
+        "",
+        f"| family | size | {' | '.join(columns)} | encode | decode |",
+        "|---|---|" + "---|" * (len(columns) + 2),
+    ]
+    for family, one in report["families"].items():
+        if one is None:
+            lines.append(f"| {family} | failed |" + " |" * (len(columns) + 2))
+            continue
+        cells = [one["steps_s"].get(name) for name in columns]
+        cells += [one["tasks_s"].get("encode"), one["tasks_s"].get("decode")]
+        text = " | ".join("" if seconds is None else f"{seconds * 1e3:.1f}" for seconds in cells)
+        lines.append(f"| {family} | {one['shape']} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
