@@ -28,7 +28,7 @@ from gfdit.cli.profile_server import ProfileServer
 from gfdit.cli.profile_table import ProfileTable
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
-from gfdit.core import Shape, TaskKind
+from gfdit.core import Shape
 from gfdit.core.commands import CompleteRequest
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import CostKey
@@ -164,7 +164,7 @@ def replay_policy(
     rounds, shares = [], []
     samples = profiler.server.samples = Samples()
     kinds = [kind for r in each if (kind := profiler.explore(Shape(r.height, r.width), cfg=False))]
-    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel[TaskKind.DENOISE]))
+    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel))
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
         play(server, policy, [replace(request, num_steps=2) for request in each])
         alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in each]
@@ -199,10 +199,10 @@ def own_times(recording: Path, costs: CostTable, skip: int) -> Profiled:
                     samples.overhead_s.clear()
             samples.add([entry])
     entries = []
-    for entry in costs.entries:
-        key = CostKey(entry.model, entry.task, entry.shape, entry.cfg, entry.parallel, entry.batch)
+    for cost in costs.entries:
+        key = CostKey(cost.model, cost.task, cost.shape, cost.cfg, cost.parallel, cost.batch)
         measured_s = samples.task_s.get(key)
-        entries.append(replace(entry, seconds=statistics.fmean(measured_s)) if measured_s else entry)
+        entries.append(replace(cost, seconds=statistics.fmean(measured_s)) if measured_s else cost)
     return Profiled(replace(costs, entries=tuple(entries)), samples.dispatch_latency_s(), samples.jitter())
 
 
