@@ -164,7 +164,7 @@ def replay_policy(
     rounds, shares = [], []
     samples = profiler.server.samples = Samples()
     kinds = [kind for r in each if (kind := profiler.explore(Shape(r.height, r.width), cfg=False))]
-    specs = list(dict.fromkeys(spec for kind in kinds for spec in kind.parallel))
+    specs = list(dict.fromkeys(key.parallel for kind in kinds for key in kind.keys((1,))))
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
         play(server, policy, [replace(request, num_steps=2) for request in each])
         alone = [play(server, policy, [request])[0] for _ in range(ALONE) for request in each]
