@@ -67,7 +67,7 @@ def migrate(
             own = _checked(export(), command.view, layout, comm.rank)
         except Exception as error:
             failure = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
-            missing = isinstance(error, KeyError)
+            missing = isinstance(error, (KeyError, _OtherPartError))
     sender = _Sender(comm, command.view, layout, own, failure, missing)
     receiver = _Receiver.prepare(comm, command, layout, own, device)
     for transfer in command.transfers:
@@ -82,13 +82,17 @@ def migrate(
     return receiver.arrived() if receiver is not None else None
 
 
+class _OtherPartError(ValueError):
+    """What a rank holds is what it held before a copy that broke."""
+
+
 def _checked(parts: ArtifactParts, view: ArtifactView, layout: ExecutionLayout, rank: int) -> ArtifactParts:
     if (names := [spec.name for spec in view.fields]) != list(parts.tensors):
         raise ValueError(f"it has the fields {', '.join(parts.tensors)}, expected: {', '.join(names)}")
     for spec in view.fields:
         shape, expected = tuple(parts.tensors[spec.name].shape), _extents(spec.box(layout, rank))
         if shape != expected:
-            raise ValueError(f"field {spec.name} has shape {shape}, under {layout} it is {expected}")
+            raise _OtherPartError(f"field {spec.name} has shape {shape}, under {layout} it is {expected}")
     return parts
 
 

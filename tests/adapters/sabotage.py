@@ -16,8 +16,8 @@ def announce_degree(executor: Any, on: bool) -> None:
     original = executor.__dict__.setdefault("honest_enter", TaskScope.enter)
 
     @contextmanager
-    def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any) -> Any:
-        with original(scope, layout, parallel_config):
+    def silent_enter(scope: TaskScope, layout: Any, parallel_config: Any, **rest: Any) -> Any:
+        with original(scope, layout, parallel_config, **rest):
             parallel_config.sequence_parallel_size = 1
             yield
 

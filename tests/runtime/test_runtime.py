@@ -97,7 +97,9 @@ class Runtime:
         return [pickle.loads(value) for _, value in self.call(method).replies]
 
     def close(self) -> None:
-        """And see that nothing is left."""
+        """And see that nothing is left. Once more does nothing."""
+        if not hasattr(self, "heap"):
+            return
         self.left.watch(self.client._process.pid)
         self.client.close()
         self.heap.unlink()

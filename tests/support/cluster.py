@@ -233,13 +233,14 @@ class Cluster:
     def _copy(self, command: cmd.Migrate) -> None:
         """All its ranks are at it. A copy breaks when a member is gone, and is then finished as well.
 
-        So does one whose holder never got the artifact, because an earlier copy broke: then its request is lost.
+        So does one whose holder never got its part of the artifact, because an earlier copy broke.
         """
         whole = not any(self._is_gone(rank, command) for rank in command.ranks)
         if whole:
-            lacking = [rank for rank, _ in command.held if command.artifact not in self.workers[rank].store]
+            held = command.held
+            lacking = [rank for rank, layout in held if not self._has_part(rank, command.artifact, layout)]
             doomed = command.request_id in self.harmed
-            assert not lacking or doomed, f"{command.artifact} is not on ranks {lacking}, which hold it"
+            assert not lacking or doomed, f"ranks {lacking} do not hold their part of {command.artifact}"
             whole = not lacking
         if whole:
             self._check_transfers(command)
@@ -257,11 +258,9 @@ class Cluster:
                 )
 
     def _check_transfers(self, command: cmd.Migrate) -> None:
-        """Each rank has what it is said to have, and what comes is what the target lacks."""
+        """What comes is what the target lacks."""
         name, view = command.artifact, self._view_of(command.artifact)
         assert command.view == view, f"the control plane does not know what {name} consists of"
-        for rank, layout in command.held:
-            assert self._has_part(rank, name, layout), f"rank {rank} holds another part of {name}"
         stores = {rank: worker.store for rank, worker in self.workers.items()}
         held = {rank: store[name] for rank, store in stores.items() if name in store}
         if command.request_id not in self.harmed:
