@@ -18,7 +18,7 @@ from gfdit.core.cost_file import CostTable
 from gfdit.observe.provenance import provenance, write_report
 
 # Guidance where the family has it; with two branches there is one more way to use two ranks.
-IMAGE, VIDEO = Shape(256, 256), Shape(128, 128, 9)
+IMAGE, VIDEO = Shape(128, 128), Shape(64, 64, 5)
 FAMILIES = {
     "qwen-image": IMAGE,
     "qwen-image-edit": IMAGE,
@@ -29,10 +29,10 @@ FAMILIES = {
     "wan2.2-ti2v": VIDEO,
     "wan2.2-t2v-a14b": VIDEO,
     "wan2.2-i2v": VIDEO,
-    "helios": Shape(128, 128, 33),
+    "helios": Shape(64, 64, 33),
 }
 NEED_IMAGE = ("qwen-image-edit", "wan2.2-i2v")
-WIDTH = ("--layers", "4", "--heads", "8", "--head-dim", "64")
+WIDTH = ("--layers", "4", "--heads", "4", "--head-dim", "32")
 GFDIT = str(Path(sys.executable).with_name("gfdit"))
 
 
