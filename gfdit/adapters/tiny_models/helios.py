@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKLWan, HeliosTransformer3DModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+from transformers import PreTrainedTokenizerFast
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.rope import rope_axes
+from gfdit.adapters.tiny_models.umt5_encoder import WIDTH as UMT5_WIDTH
+from gfdit.adapters.tiny_models.umt5_encoder import umt5_encoder
 
-TEXT_WIDTH = 64
 LATENT_CHANNELS = 16
 _PAD, _EOS, _UNKNOWN = "<pad>", "</s>", "<unk>"
 
@@ -20,7 +21,7 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     num_tokens = _write_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
-    _text_encoder(num_tokens).save_pretrained(directory / "text_encoder")
+    umt5_encoder(num_tokens).save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
     AutoencoderKLWan(base_dim=4, z_dim=LATENT_CHANNELS, num_res_blocks=1).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 2)
@@ -44,21 +45,6 @@ def _write_tokenizer(directory: Path) -> int:
     return len(vocab)
 
 
-def _text_encoder(num_tokens: int) -> UMT5EncoderModel:
-    config = UMT5Config(
-        vocab_size=num_tokens,
-        d_model=TEXT_WIDTH,
-        d_kv=16,
-        d_ff=128,
-        num_layers=2,
-        num_heads=4,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-    )
-    return UMT5EncoderModel(config)
-
-
 def _transformer(spec: TinyModelSpec) -> HeliosTransformer3DModel:
     return HeliosTransformer3DModel(
         patch_size=(1, 2, 2),
@@ -66,7 +52,7 @@ def _transformer(spec: TinyModelSpec) -> HeliosTransformer3DModel:
         attention_head_dim=spec.head_dim,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
-        text_dim=TEXT_WIDTH,
+        text_dim=UMT5_WIDTH,
         freq_dim=32,
         ffn_dim=128,
         num_layers=spec.num_layers,

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
-from transformers import UMT5Config, UMT5EncoderModel
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
+from gfdit.adapters.tiny_models.umt5_encoder import WIDTH as UMT5_WIDTH
+from gfdit.adapters.tiny_models.umt5_encoder import umt5_encoder
 
-TEXT_WIDTH = 64
 # Of the VAE of Wan2.1, which the A14B models share, and of the one that came with the 5B model.
 LATENT_CHANNELS, LATENT_CHANNELS_5B = 16, 48
 # The A14B image model takes noise, the encoded image and a mask of four frames per latent frame.
@@ -56,7 +56,7 @@ def _write(
     num_tokens = write_t5_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
-    _text_encoder(num_tokens).save_pretrained(directory / "text_encoder")
+    umt5_encoder(num_tokens).save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
     make_vae().save_pretrained(directory / "vae")
     for offset, (folder, in_channels) in enumerate(experts.items()):
@@ -69,22 +69,6 @@ def _write(
     # vLLM-Omni looks for a second expert by its folder in one pipeline and by its key in the other.
     index |= {folder: ["diffusers", "WanTransformer3DModel"] for folder in experts}
     (directory / "model_index.json").write_text(json.dumps(index | _COMMON_INDEX, indent=2) + "\n")
-
-
-def _text_encoder(num_tokens: int) -> UMT5EncoderModel:
-    return UMT5EncoderModel(
-        UMT5Config(
-            vocab_size=num_tokens,
-            d_model=TEXT_WIDTH,
-            d_kv=16,
-            d_ff=128,
-            num_layers=2,
-            num_heads=4,
-            feed_forward_proj="gated-gelu",
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
 
 
 def _vae() -> AutoencoderKLWan:
@@ -127,7 +111,7 @@ def _transformer(spec: TinyModelSpec, in_channels: int, out_channels: int) -> Wa
         attention_head_dim=spec.head_dim,
         in_channels=in_channels,
         out_channels=out_channels,
-        text_dim=TEXT_WIDTH,
+        text_dim=UMT5_WIDTH,
         freq_dim=64,
         ffn_dim=2 * width,
         num_layers=spec.num_layers,
