@@ -1,7 +1,7 @@
-"""The policies on the real engine: a published workload, scaled to two CPU ranks, under each of them.
+"""The policies on the real engine: published workloads, scaled to two CPU ranks, under each of them.
 
-Profiles a tiny model, makes traces of the workload from its times, one per seed, and replays them over HTTP with a
-server per policy. The upper bound on attainment of each trace stands beside. Run with
+Profiles a tiny model, makes traces of each workload from its times, one per seed, and replays them over HTTP with
+a server per policy. The upper bound on attainment of each trace stands beside. Run with
 ``python -m benchmarks.policies_on_engine``.
 """
 
@@ -41,6 +41,7 @@ from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 
 POLICIES = (DEFAULT_POLICY, "edf", "srtf", "tetriserve", "rssp", "fcfs", "static", "equipartition")
+WORKLOADS = ("poisson", "foreground-burst", "five-phase")
 SIDES = (64, 128, 192)  # small, medium and large images of the tiny model
 
 
@@ -58,24 +59,30 @@ def main() -> int:
             with profile_server(model, folder) as server:
                 profile_trace(server, shapes, folder / "costs.json")
             table = CostTable.load(folder / "costs.json")
-            traces = [make_trace(table, seed, args) for seed in range(args.seeds)]
+            traces = {
+                workload: [make_trace(table, workload, seed, args) for seed in range(args.seeds)]
+                for workload in args.workloads
+            }
             runs = {name: replay_all(name, model, traces, folder, args, quiet) for name in args.policies}
         except (ServerError, subprocess.CalledProcessError) as error:
             print(f"policies_on_engine: {error}", file=sys.stderr)
             return 1
-    bounds = [attainment_bound(trace, table, num_ranks=NUM_RANKS).attainment for trace in traces]
     report = source | {
         "settings": {
-            "workload": args.workload,
             "load": args.load,
             "seeds": args.seeds,
-            "requests": [len(trace) for trace in traces],
+            "requests": args.requests,
             "steps": args.steps,
             "slo_scale": args.slo_scale,
             "profile": table.source,
         },
-        "policies": {name: summary(outcomes) for name, outcomes in runs.items()},
-        BOUND: bounds,
+        "workloads": {
+            workload: {
+                "policies": {name: summary(by_workload[workload]) for name, by_workload in runs.items()},
+                BOUND: [attainment_bound(trace, table, num_ranks=NUM_RANKS).attainment for trace in seeds],
+            }
+            for workload, seeds in traces.items()
+        },
     }
     for path in write_report(args.out, "policies_on_engine", report, markdown(report)):
         print(path)
@@ -85,10 +92,11 @@ def main() -> int:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="default: all")
-    parser.add_argument("--workload", choices=sorted(PATTERNS), default="poisson")
+    scalable = sorted(name for name, workload in PATTERNS.items() if not workload.sides)
+    parser.add_argument("--workloads", nargs="+", choices=scalable, default=list(WORKLOADS))
     parser.add_argument("--load", type=float, default=1.1)
     parser.add_argument("--seeds", type=int, default=3, help="traces")
-    parser.add_argument("--requests", type=int, default=60, help="of a trace")
+    parser.add_argument("--requests", type=int, default=40, help="of a trace")
     parser.add_argument("--steps", type=int, default=10, help="denoising steps of a request")
     parser.add_argument("--slo-scale", type=float, default=1.5, help="deadlines: HTTP takes its time, too")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the machine others may take")
@@ -101,8 +109,8 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def make_trace(table: CostTable, seed: int, args: argparse.Namespace) -> list[TraceRequest]:
-    workload = PATTERNS[args.workload]
+def make_trace(table: CostTable, name: str, seed: int, args: argparse.Namespace) -> list[TraceRequest]:
+    workload = PATTERNS[name]
     classes = workload_classes(workload, TableCostModel(table), num_steps=args.steps, slo_scale=args.slo_scale)
     return generate(workload, classes, num_ranks=NUM_RANKS, seed=seed, load=args.load, num_requests=args.requests)
 
@@ -110,17 +118,21 @@ def make_trace(table: CostTable, seed: int, args: argparse.Namespace) -> list[Tr
 def replay_all(
     policy: str,
     model: Path,
-    traces: list[list[TraceRequest]],
+    traces: dict[str, list[list[TraceRequest]]],
     folder: Path,
     args: argparse.Namespace,
     quiet: Quiet,
-) -> list[list[Outcome]]:
-    """Every trace on one server, which is warmed up before."""
+) -> dict[str, list[list[Outcome]]]:
+    """Every trace on one server, which is warmed up before; by workload and seed."""
     command = ["gfdit", "serve", str(model), "--ranks", str(NUM_RANKS), "--model-name", MODEL, "--policy", policy]
     command += ["--costs", str(folder / "costs.json"), "--", *VLLM_FLAGS]
     with start_server(command, free_port(), folder / f"{policy}.log") as server:
-        play(server, policy, [replace(request, num_steps=2) for request in one_of_each(traces[0])])
-        return [quiet.run(partial(play, server, policy, trace))[0] for trace in traces]
+        first = next(iter(traces.values()))[0]
+        play(server, policy, [replace(request, num_steps=2) for request in one_of_each(first)])
+        return {
+            workload: [quiet.run(partial(play, server, f"{policy}, {workload}", trace))[0] for trace in seeds]
+            for workload, seeds in traces.items()
+        }
 
 
 def summary(runs: list[list[Outcome]]) -> dict[str, Any]:
@@ -140,17 +152,22 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Date: {report['date']}, commit {report['commit']}",
         f"- Command: `{report['command']}`",
         f"- Machine: {report['machine']}",
-        f"- `{settings['workload']}` at load {settings['load']:g} on {NUM_RANKS} ranks, {settings['seeds']} "
-        f"traces of {settings['requests'][0]} requests with {settings['steps']} steps; ± is a 95 % confidence "
-        "interval",
-        "",
-        "| policy | in time, % | mean latency, s | longest, s |",
-        "|---|---|---|---|",
+        f"- Load {settings['load']:g} on {NUM_RANKS} ranks; {settings['seeds']} traces of {settings['requests']} "
+        f"requests with {settings['steps']} steps, deadlines {settings['slo_scale']:g} x the usual; "
+        "± is a 95 % confidence interval",
     ]
-    for name, numbers in report["policies"].items():
-        met, mean_s, longest_s = (estimate(values) for values in numbers.values())
-        lines.append(f"| {name} | {cell(met, 100)} | {cell(mean_s)} | {cell(longest_s)} |")
-    lines.append(f"| {BOUND} | {cell(estimate(report[BOUND]), 100)} | | |")
+    for workload, numbers in report["workloads"].items():
+        lines += [
+            "",
+            f"## {workload}",
+            "",
+            "| policy | in time, % | mean latency, s | longest, s |",
+            "|---|---|---|---|",
+        ]
+        for name, by_seed in numbers["policies"].items():
+            met, mean_s, longest_s = (estimate(values) for values in by_seed.values())
+            lines.append(f"| {name} | {cell(met, 100)} | {cell(mean_s)} | {cell(longest_s)} |")
+        lines.append(f"| {BOUND} | {cell(estimate(numbers[BOUND]), 100)} | | |")
     return "\n".join(lines) + "\n"
 
 
