@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
-from gfdit.core.estimates import Estimates
+from gfdit.core.estimates import Estimates, ServiceTimes
 from gfdit.policies._allocation import ROUNDING_S, useful_degrees
 
 MAX_PRIORITY = 64
@@ -28,6 +28,7 @@ class Prospect:
     """
 
     request: RequestView
+    times: ServiceTimes
     specs: tuple[ParallelSpec, ...]
     left_s: tuple[float, ...]
     left_rank_s: tuple[float, ...]
@@ -138,6 +139,7 @@ class Prospects:
                 after_s -= times.other_s[kind]
         return Prospect(
             request=request,
+            times=times,
             specs=tuple([spec for spec, _ in degrees]),
             left_s=tuple([after_s + num_steps * step_s for _, step_s in degrees]),
             left_rank_s=tuple([after_s + num_steps * spec.size * step_s for spec, step_s in degrees]),

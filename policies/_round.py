@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import groupby
 
 from gfdit.policies._allocation import Degree
+from gfdit.policies._batches import join
 from gfdit.policies._jobs import Job
 from gfdit.policies._knapsack import pack
 from gfdit.policies._ranks import RankCounts
@@ -75,27 +76,11 @@ def scale_up(plan: Plan, left: RankCounts) -> None:
             offer(name)
 
 
-def join(plan: Plan, waiting: Sequence[Job]) -> dict[str, str]:
-    """Who of ``waiting`` shares the steps of a planned request: guest to host (selective batching, section 5).
-
-    Only among requests alike, at their narrowest degree, if a step for all is faster than one after the other and
-    if it costs nobody the deadline.
-    """
-    alike: dict[int, list[Job]] = {}  # requests of one class share their times
-    for job in waiting:
-        alike.setdefault(id(job.times), []).append(job)
-    guests: dict[str, str] = {}
-    for name, (host, (spec, step_s)) in plan.items():
-        queue = alike.get(id(host.times), [])
-        if spec != host.degrees[0][0]:
-            continue
-        for size, batch_s in sorted(host.times.batch_s.items(), reverse=True):
-            batch = [host, *queue[: size - 1]]
-            if len(batch) == size and batch_s < size * step_s and all([job.may_take(batch_s) for job in batch]):
-                guests.update({guest.request.id: name for guest in batch[1:]})
-                del queue[: size - 1]
-                break
-    return guests
+def share_steps(plan: Plan, waiting: Iterable[Job]) -> dict[str, str]:
+    """Who of ``waiting`` shares the steps of a planned request: guest to host."""
+    hosts = [host for host, (spec, _) in plan.values() if spec == host.degrees[0][0]]
+    batches = join(hosts, waiting, Job.may_take)
+    return {guest.request.id: host.request.id for host, guests in batches for guest in guests}
 
 
 def _level(job: Job) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, Schedul
 from gfdit.policies._allocation import ROUNDING_S
 from gfdit.policies._jobs import Jobs
 from gfdit.policies._ranks import FreeRanks, RankCounts
-from gfdit.policies._round import Plan, fill, join, rescue, scale_up
+from gfdit.policies._round import Plan, fill, rescue, scale_up, share_steps
 from gfdit.policies._wide import fastest
 
 
@@ -124,7 +124,8 @@ class TetriServe:
         fill(plan, rest, left, mixed=self.mixed_degrees)
         if self.elastic_scale_up:
             scale_up(plan, left)
-        guests = join(plan, [job for job in rest if job.request.id not in plan]) if self.batching else {}
+        unplanned = [job for job in rest if job.request.id not in plan]
+        guests = share_steps(plan, unplanned) if self.batching else {}
         before, self._layouts = self._layouts, {}
         self._place(plan, FreeRanks(ranks), before)
         self._layouts |= {guest: self._layouts[host] for guest, host in guests.items() if host in self._layouts}

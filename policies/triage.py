@@ -10,6 +10,7 @@ from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
+from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
 from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
@@ -44,6 +45,9 @@ class Triage:
        a kept deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
+    5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
+       for all is faster than one after the other and they are in time all the same. They are encoded for that
+       before their turn.
 
     Deadlines and patience pull in opposite directions: under lasting overload the latest requests of first come,
     first served are only matched by giving up deadlines. A ``patience`` near 1 does that, infinity never.
@@ -66,10 +70,12 @@ class Triage:
     giving_up: bool = True
     waiting: bool = True
     widening: bool = True
+    batching: bool = True
     name = "triage"
     run_ahead = True
     queue_order = "deadline"
     _prospects: Prospects = field(init=False, repr=False)
+    _now_s: float = field(default=0.0, init=False, repr=False)
     _queue: ShadowQueue = field(default_factory=ShadowQueue, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +97,7 @@ class Triage:
         return self.share if self.giving_up else 1.0
 
     def schedule(self, view: SchedulerView) -> Decision:
+        self._now_s = view.now_s
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
         tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
@@ -105,7 +112,9 @@ class Triage:
         )
         left = RankCounts(free)
         starts: list[Start] = []
-        for prospect in self._in_turn(ready, prospects.values(), len(free), view):
+        guests: dict[str, list[str]] = {}
+        in_turn = self._in_turn(ready, prospects.values(), tasks, len(free), view)
+        for prospect in in_turn:
             task = tasks[prospect.request.id]
             most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
@@ -117,6 +126,7 @@ class Triage:
                 starts.append(Start(task, prospect, spec))
                 left.take(task.model, spec.size)
                 if not left:
+                    guests = self._guests(starts, in_turn, tasks) if self.batching else {}
                     break
         else:
             if left and len(starts) == len(ready):
@@ -126,11 +136,16 @@ class Triage:
         dispatches = []
         for start in starts:
             if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
-                dispatches.append(Dispatch((start.task.id,), layout))
+                dispatches.append(Dispatch((start.task.id, *guests.get(start.task.id, ())), layout))
         return Decision(tuple(dispatches))
 
     def _in_turn(
-        self, ready: Sequence[Prospect], prospects: Collection[Prospect], num_free: int, view: SchedulerView
+        self,
+        ready: Sequence[Prospect],
+        prospects: Collection[Prospect],
+        tasks: Mapping[str, TaskView],
+        num_free: int,
+        view: SchedulerView,
     ) -> Iterator[Prospect]:
         if len(ready) <= num_free and sum([prospect.spec.size for prospect in ready]) <= num_free:
             yield from ready  # there is room for all
@@ -154,7 +169,7 @@ class Triage:
         slack = Slack(prospects, len(view.ranks), self.lending, view.now_s)
         others.sort(key=attrgetter("shortness", "due_s"))
         waiting = []
-        for prospect in others:
+        for prospect in self._partners_first(others, tasks) if self.batching else others:
             if num_free > 0 and slack.spend(prospect.step_s, prospect.due_s):
                 num_free -= 1
                 yield prospect
@@ -162,6 +177,39 @@ class Triage:
                 waiting.append(prospect)
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
+
+    def _may_share(self, prospect: Prospect, delay_s: float = 0.0) -> bool:
+        """Whether it may share its steps, if the next takes ``delay_s`` longer for that."""
+        if prospect.needed or not prospect.times.batch_s:
+            return False
+        return self.objective == "throughput" or (
+            prospect.kept and self._now_s + delay_s <= prospect.latest_start_s
+        )
+
+    def _partners_first(self, others: Sequence[Prospect], tasks: Mapping[str, TaskView]) -> Sequence[Prospect]:
+        """Who has not begun can share no step: start those first who then could."""
+        able = [prospect for prospect in others if self._may_share(prospect)]
+        begun = [prospect for prospect in able if _is_step(prospect, tasks)]
+        first = to_prepare(begun, [p for p in able if p.request.steps_done == 0 and not _is_step(p, tasks)])
+        return [*first, *(p for p in others if p not in first)] if first else others
+
+    def _guests(
+        self, starts: Iterable[Start], waiting: Iterable[Prospect], tasks: Mapping[str, TaskView]
+    ) -> dict[str, list[str]]:
+        """The tasks of those ``waiting`` that share a step which starts now, by its task."""
+        hosts = [start.prospect for start in starts if self._may_share(start.prospect)]
+        if not hosts:
+            return {}
+        shared = join(
+            [prospect for prospect in hosts if _is_step(prospect, tasks)],
+            [prospect for prospect in waiting if _is_step(prospect, tasks)],
+            lambda prospect, batch_s: self._may_share(prospect, batch_s - prospect.step_s),
+        )
+        return {tasks[host.request.id].id: [tasks[one.request.id].id for one in guests] for host, guests in shared}
+
+
+def _is_step(prospect: Prospect, tasks: Mapping[str, TaskView]) -> bool:
+    return tasks[prospect.request.id].kind is TaskKind.DENOISE
 
 
 def _further(

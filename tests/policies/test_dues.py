@@ -8,6 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from gfdit.core import ParallelSpec, RequestView, Shape
+from gfdit.core.estimates import ServiceTimes
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
 from gfdit.policies._prospects import Prospect
 
@@ -32,8 +33,16 @@ def prospect(
         last_layout=None,
         running=False,
     )
+    times = ServiceTimes({}, {}, {})
     return Prospect(
-        request, request.candidates, (left_s, 0.6 * left_s), (left_s, 1.2 * left_s), left_s, weight, deadline_s
+        request,
+        times,
+        request.candidates,
+        (left_s, 0.6 * left_s),
+        (left_s, 1.2 * left_s),
+        left_s,
+        weight,
+        deadline_s,
     )
 
 

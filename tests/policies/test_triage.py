@@ -156,6 +156,25 @@ def test_each_objective_is_the_best_at_what_it_claims(seed: int, num_ranks: int)
         assert asked.rank_seconds == pytest.approx(alone_s(asked.trace))
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "objective", "shares"),
+    [(10.0, "deadlines", True), (0.1, "deadlines", False), (10.0, "latency", False), (None, "throughput", True)],
+)
+def test_a_step_is_shared_where_that_costs_no_deadline(
+    deadline_s: float | None, objective: Any, shares: bool
+) -> None:
+    table = load_cost_table("flux-h100")
+    model = table.entries[0].model
+    trace = [replace(request(f"r{i}", 0.0, 256, deadline_s), model=model) for i in range(4)]
+
+    def rank_s(batching: bool) -> float:
+        done = Simulator(Triage(objective=objective, batching=batching), table, trace, SimulationOptions(1)).run()
+        assert len(met(done)) == (0 if deadline_s == 0.1 else 4)
+        return sum(asked.rank_seconds for asked in done.requests)
+
+    assert (rank_s(True) < 0.85 * rank_s(False)) == shares
+
+
 def test_any_priority_is_an_answer() -> None:
     trace = [
         request("least", 0.0, 512, None, -(10**6)),
