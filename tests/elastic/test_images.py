@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ from tests.support.images import Engine, ImageRequest, stock_images
 
 pytestmark = pytest.mark.timeout(400)
 
-# Each of them starts a stock engine of its own.
-thorough = partial(pytest.param, marks=pytest.mark.thorough)
 # vLLM-Omni leaves padding tokens unmasked by default, which gfdit does not; see Settings.mask_sp_padding.
 MASKED = {"mask_sp_padding": True}
 
@@ -39,17 +36,18 @@ def test_sp1_on_changing_ranks_is_bit_identical_to_stock(
         assert image.tobytes() == stock[request].tobytes(), request
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("degrees", "scripts"),
     [
         pytest.param({"ulysses_degree": 2}, ("sp2@0,1", "sp2@3,1", "encode@2 sp2@1,0 decode@3"), id="sp2"),
-        thorough({"ulysses_degree": 4}, ("sp4@0,1,2,3", "sp4@2,0,3,1"), id="sp4"),
-        thorough(
+        pytest.param({"ulysses_degree": 4}, ("sp4@0,1,2,3", "sp4@2,0,3,1"), id="sp4"),
+        pytest.param(
             {"cfg_parallel_size": 2, "ulysses_degree": 2},
             ("cfg2xsp2@0,1,2,3", "prepare@2 cfg2xsp2@1,3,0,2"),
             id="cfg2xsp2",
         ),
-        thorough({"cfg_parallel_size": 2}, ("cfg2@2,0",), id="cfg2"),
+        pytest.param({"cfg_parallel_size": 2}, ("cfg2@2,0",), id="cfg2"),
     ],
 )
 def test_a_constant_degree_is_bit_identical_to_the_stock_static_engine(

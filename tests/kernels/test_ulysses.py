@@ -11,11 +11,11 @@ from tests.comm.worlds import open_world
 from tests.kernels.worlds import InterpretedHeap
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_every_ordered_subset(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "num_groups"), [(2, 2), pytest.param(3, 10, marks=pytest.mark.thorough)])
+def test_every_ordered_subset(world_size: int, num_groups: int) -> None:
     with open_world(world_size, slot_bytes=512) as world:
         world.start_all(every_subset, (2, 6, (2, 1), 16, torch.bfloat16), heap_class=InterpretedHeap)
-        assert [world.result(rank, timeout_s=200) for rank in range(world_size)] == [10] * world_size
+        assert [world.result(rank, timeout_s=200) for rank in range(world_size)] == [num_groups] * world_size
 
 
 @pytest.mark.thorough
