@@ -25,7 +25,7 @@ from PIL import Image
 from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from gfdit.observe.analysis import Boundary, boundaries
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.timeline import MIGRATE, Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
@@ -227,10 +227,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"{headline(report)}.",
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        *source_lines(report),
         f"- {settings['model']} on {settings['ranks']} ranks, one thread each; {settings['requests']} requests of "
         f"{settings['steps']} steps at {settings['pixels']}x{settings['pixels']} for each column",
         "",

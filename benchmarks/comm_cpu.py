@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gfdit.comm import GroupFreeComm, spawn
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 
 OURS, GLOO = "gfdit", "gloo"
 WORLDS = (2, 4)
@@ -272,11 +272,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         *(f"- {line}" for line in headlines(report)),
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-        + f"; load average before: {report['load_average_before']:.1f}",
+        *source_lines(report, f"load average before: {report['load_average_before']:.1f}"),
         f"- {report['rounds']} rounds in the same processes, which library goes first alternates; one torch "
         "thread per rank; a round's figure is the slowest rank's; results compared with gloo's in every round",
         "- Figures are medians over the rounds, in brackets the smallest and the largest; a ratio is gloo's time "

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gfdit.core import Shape, TaskKind
 from gfdit.core.cost_file import CostTable
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 
 # Guidance where the family has it; with two branches there is one more way to use two ranks.
 IMAGE, VIDEO = Shape(128, 128), Shape(64, 64, 5)
@@ -94,9 +94,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# Steps of every family",
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}",
+        *source_lines(report),
         f"- {settings['ranks']} ranks, all busy; small random checkpoints ({settings['width']})",
         "",
         "Milliseconds of a denoising step, and of encoding and decoding on one rank.",

@@ -25,7 +25,7 @@ from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.replay_report import summarize
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from gfdit.observe.analysis import match_requests, time_by_part
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
@@ -266,10 +266,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"{headline(report)}.",
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        *source_lines(report),
         f"- {settings['model']} on {settings['ranks']} ranks, one thread each; {settings['requests']} requests of "
         f"{settings['steps']} steps at {' and '.join(f'{p}x{p}' for p in settings['pixels'])}, "
         f"Poisson arrivals {settings['interval_s']:.2f} s apart on average",

@@ -32,7 +32,7 @@ from gfdit.cli.server_process import ServerError, free_port, start_server
 from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import TableCostModel
 from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.quiet import Quiet
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.estimates import Estimate, estimate
@@ -149,9 +149,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# The policies on the real engine",
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}",
+        *source_lines(report),
         f"- Load {settings['load']:g} on {NUM_RANKS} ranks; {settings['seeds']} traces of {settings['requests']} "
         f"requests with {settings['steps']} steps, deadlines {settings['slo_scale']:g} x the usual; "
         "± is a 95 % confidence interval",

@@ -34,7 +34,7 @@ from gfdit.core.cost_file import CostTable
 from gfdit.core.cost_table import CostKey
 from gfdit.core.events import RequestArrived
 from gfdit.core.policy_loading import load_policy
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.quiet import Quiet
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.observe.samples import Samples
@@ -349,7 +349,6 @@ def headline(report: dict[str, Any]) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     settings = report["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     overheads = ", ".join(
         f"{name} {seconds * 1e3:.0f} ms" for name, seconds in sorted(report["overhead_s"].items())
     )
@@ -358,9 +357,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"{headline(report)}.",
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; {versions}",
+        *source_lines(report),
         f"- The trace of the demo on {settings['ranks']} ranks: {settings['rounds']} rounds of the engine over "
         f"HTTP, {settings['seeds']} seeds of the simulator",
         "- Costs: what `gfdit profile` runs, on a second server, before, between and after the rounds of a policy",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gfdit.observe.provenance import source_lines
+
 # Aims for kernels that share one GPU: small messages against the handshake, large ones against the device's copy.
 AIM_SMALL, AIM_LARGE = 1.5, 0.8
 SMALL_BYTES, LARGE_BYTES = 64 << 10, 4 << 20
@@ -23,10 +25,7 @@ def markdown(report: dict[str, Any]) -> str:
         *([] if report["on_gpu"] else ["**Not on a GPU.** Kernels were interpreted; no time says anything.", ""]),
         f"- {len(checks) - len(failed)} of {len(checks)} checks passed",
         *(f"- {line}" for line in headlines(rows) if report["on_gpu"]),
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; {report['device']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        *source_lines(report, report["device"]),
         "",
         "| check | | s | |",
         "|---|---|---|---|",

@@ -13,7 +13,7 @@ from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.cli.sim import progress
 from gfdit.core.cost_table import TableCostModel
 from gfdit.core.policy_loading import known_policies
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
 from gfdit.sim.cost_tables import load_cost_table
@@ -162,9 +162,7 @@ def _markdown(report: dict[str, Any]) -> str:
         "",
         *_verdicts(report["policies"], settings),
         "",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; Python {report['python']}; load average {report['load_average']:.1f}",
+        *source_lines(report, f"Python {report['python']}", f"load average {report['load_average']:.1f}"),
         "- CPU times, and the wall clock where it says so; other programs stretch both",
         "",
         *("| " + " | ".join(line) + " |" for line in table),

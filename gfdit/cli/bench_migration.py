@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.observe.provenance import provenance, source_lines, write_report
 
 TARGET_RATIO = 1.0
 
@@ -104,10 +104,7 @@ def _markdown(report: dict[str, Any]) -> str:
         f"- Gloo takes at least {_worst(entries, 'ratio')}; target {TARGET_RATIO:.0f} x: "
         f"{'reached' if reached else 'missed'})",
         f"- Gloo with nothing but the bare tensors takes at least {_worst(entries, 'ratio_bare')})",
-        f"- Date: {report['date']}, commit {report['commit']}",
-        f"- Command: `{report['command']}`",
-        f"- Machine: {report['machine']}; Python {report['python']}; "
-        f"load average {report['load_average_before']:.1f}",
+        *source_lines(report, f"Python {report['python']}", f"load average {report['load_average_before']:.1f}"),
         f"- Median of {report['rounds']} rounds (smallest to largest), each way in each round, the slowest of "
         f"{report['ranks']} ranks, one torch thread each",
         "",

@@ -29,6 +29,16 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def source_lines(report: dict[str, Any], *more: str) -> list[str]:
+    """Markdown that says what :func:`provenance` found out; ``more`` goes behind the machine."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return [
+        f"- Date: {report['date']}, commit {report['commit']}",
+        f"- Command: `{report['command']}`",
+        f"- Machine: {'; '.join([report['machine'], versions, *more])}",
+    ]
+
+
 def write_report(folder: Path, name: str, report: dict[str, Any], markdown: str) -> list[Path]:
     """Write a dated JSON file and its Markdown; ``report`` includes what :func:`provenance` returned."""
     folder.mkdir(parents=True, exist_ok=True)
