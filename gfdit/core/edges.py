@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from gfdit.core.commands import Lane, ResetEdges
+from gfdit.core.events import EdgesReset
+from gfdit.core.ranks import RankPool
 
 
 @dataclass(slots=True)
@@ -18,10 +20,11 @@ class _Reset:
 class EdgeResets:
     """Both ends of an edge count its generations alike, whatever happened to them: the count is kept here.
 
-    A rank is held while any reset holds it.
+    A rank is not free while any reset holds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: RankPool) -> None:
+        self._ranks = ranks
         self._open: dict[int, _Reset] = {}
         self._generations: dict[tuple[Lane, int, int], int] = {}
 
@@ -44,23 +47,32 @@ class EdgeResets:
         pairs = [(min(rank, peer), max(rank, peer)) for peer in peers]
         return self._begin(reset_id, lane, (rank, *peers), pairs, {rank})
 
-    def report(self, reset_id: int, rank: int) -> list[int]:
-        """``rank`` has done its part; returns the ranks that nothing holds any more."""
-        if (reset := self._open.get(reset_id)) is None:
-            return []
-        reset.waiting_for.discard(rank)
-        if reset.waiting_for:
-            return []
-        del self._open[reset_id]
-        return sorted(reset.held - self.held)
+    def on_reset(self, event: EdgesReset) -> bool:
+        """A rank has done its part. Say whether ranks are free by that."""
+        return self._report(event.reset_id, event.rank)
 
-    def drop(self, rank: int) -> list[int]:
-        """``rank`` is lost; returns the ranks that nothing holds any more."""
-        released = []
+    def drop(self, rank: int) -> None:
+        """``rank`` is lost."""
         for reset_id, reset in list(self._open.items()):
             reset.held.discard(rank)
-            released += self.report(reset_id, rank)
-        return released
+            self._report(reset_id, rank)
+
+    def check_integrity(self) -> None:
+        held = self.held
+        for rank in self._ranks.present.values():
+            assert (rank.reset is None) == (rank.id not in held), f"rank {rank.id} and its edge reset disagree"
+
+    def _report(self, reset_id: int, rank: int) -> bool:
+        if (reset := self._open.get(reset_id)) is None:
+            return False
+        reset.waiting_for.discard(rank)
+        if reset.waiting_for:
+            return False
+        del self._open[reset_id]
+        released = reset.held - self.held
+        for rank_id in sorted(released):
+            self._ranks.release(rank_id)
+        return bool(released)
 
     def _begin(
         self, reset_id: int, lane: Lane, ranks: tuple[int, ...], pairs: Iterable[tuple[int, int]], held: set[int]
@@ -69,5 +81,7 @@ class EdgeResets:
         for one, other in pairs:
             generation = self._generations[lane, one, other] = self._generations.get((lane, one, other), 0) + 1
             edges.append((one, other, generation))
+        for rank in sorted(held - self.held):
+            self._ranks.reset(rank, reset_id)
         self._open[reset_id] = _Reset(set(ranks), held)
         return ResetEdges(reset_id, lane, ranks, tuple(edges))

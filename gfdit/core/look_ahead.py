@@ -47,10 +47,9 @@ class LookAhead:
 
     def __init__(self, policy: Policy, state: ClusterState, cost: CostModel, *, enabled: bool) -> None:
         self.enabled = enabled and bool(getattr(policy, "run_ahead", False))
-        self._policy = policy
+        self.policy = policy
         self._state = state
         self._cost = cost
-        self._shows_bytes = bool(getattr(policy, "sees_memory", False))
         self._version = 0
 
     def outdate(self) -> None:
@@ -88,12 +87,12 @@ class LookAhead:
         if not outlook.views:
             return None
         view = outlook.view(max(now_s, dispatch.ends_s), self._cost)
-        decision = self._policy.schedule(self._state.with_bytes(view) if self._shows_bytes else view)
-        check_decision(decision, policy=self._policy.name)
+        decision = self.policy.schedule(self._state.with_bytes(view) if self._state.shows_bytes else view)
+        check_decision(decision, policy=self.policy.name)
         for answer in decision.dispatches:
             if answer.layout == dispatch.layout and outlook.views.keys() >= set(answer.tasks):
                 ranks = self._state.ranks.views_without(dispatch.layout.ranks)
-                check_dispatch(answer, policy=self._policy.name, ready=outlook.views, ranks=ranks)
+                check_dispatch(answer, policy=self.policy.name, ready=outlook.views, ranks=ranks)
                 tasks = tuple([outlook.tasks[name] for name in answer.tasks])
                 views = tuple([outlook.views[name] for name in answer.tasks])
                 return NextStep(tasks, views, self._cost.task_s(views[0], answer.layout, len(tasks)))

@@ -1,8 +1,10 @@
-"""The rules a decision must keep, checked before anything is dispatched."""
+"""The rules a decision must keep, checked before anything is dispatched, and how a mistake is told."""
 
 from __future__ import annotations
 
 import math
+import os
+import traceback
 from collections.abc import Callable, Mapping
 
 from gfdit.core.layouts import ExecutionLayout
@@ -62,6 +64,15 @@ def check_dispatch(
         for rank in dispatch.layout.ranks:
             if task.model not in ranks[rank].resident:
                 raise broken(f"model {task.model!r} is not loaded on rank {rank}")
+
+
+def describe_mistake(policy: str, error: Exception) -> str:
+    """What ``error``, which was raised while the policy was asked or its answer carried out, is called."""
+    if isinstance(error, PolicyError):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return f"policy {policy!r} failed in schedule at {place}: {error!r}"
 
 
 def _check_ranks(

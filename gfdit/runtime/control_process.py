@@ -12,29 +12,24 @@ import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
-from gfdit.core import ControlPlane, RankRecord, Request, TaskGraph
-from gfdit.core import commands as cmd
+from gfdit.core import Request, TaskGraph
 from gfdit.core import events as ev
-from gfdit.core.cost_table import CostTable, NominalCostModel, TableCostModel
-from gfdit.core.policy_loading import load_policy
-from gfdit.observe.recording import RecordingHeader, RecordingWriter
-from gfdit.observe.timeline import TimelineWriter
+from gfdit.core.cost_table import CostTable
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.claims import Claims
+from gfdit.runtime.command_sender import CommandSender
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.policy_guard import GuardedPolicy
+from gfdit.runtime.plane import make_plane, open_recording
 from gfdit.runtime.rank_queues import RankQueues
-from gfdit.runtime.sockets import open_socket, push, received
+from gfdit.runtime.sockets import open_socket, received
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
+from gfdit.runtime.task_timeline import TaskTimeline
 from gfdit.runtime.time_limits import TimeLimits
 from gfdit.runtime.usage import UsageReports
 
@@ -42,24 +37,17 @@ logger = logging.getLogger("gfdit.control")
 
 
 class ControlProcess:
-    """Sockets, clock and workers around one :class:`ControlPlane`."""
+    """Sockets, clock and workers around one :class:`~gfdit.core.control.ControlPlane`."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         costs = None if config.costs_path is None else CostTable.load(config.costs_path)
-        policy = load_policy(config.policy, config.policy_args, config.admission)
-        self.plane = ControlPlane(
-            GuardedPolicy(policy, config.policy_timeout_s),
-            [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
-            NominalCostModel() if costs is None else TableCostModel(costs),
-            run_ahead=config.run_ahead,
-            max_retries=config.max_retries,
-            checkpoint_every_steps=config.checkpoint_every_steps,
-            max_artifact_bytes=config.max_artifact_bytes,
-        )
+        self.plane = make_plane(config, costs)
         self._usage = UsageReports(self.plane, config.num_ranks)
-        self.timeline = TimelineWriter(config.timeline_path, config.num_ranks) if config.timeline_path else None
-        self.recording = _open_recording(config, costs)
+        self._recording = open_recording(config, costs)
+        self._timeline = (
+            TaskTimeline(config.timeline_path, config.num_ranks, self.plane) if config.timeline_path else None
+        )
         self._context = zmq.Context()
         self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
         self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
@@ -69,34 +57,14 @@ class ControlProcess:
         self._supervisor = Supervisor(config)
         self._limits = TimeLimits(config, time.monotonic)
         self._poller = zmq.Poller()
-        self._payloads: dict[str, bytes] = {}
         Path(config.claims_dir).mkdir()
-        self._claims = Claims(config.claims_dir)
-        self._withdrawn: deque[int] = deque()  # dispatches that the control plane has still to hear of
-        self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
-        self._running: dict[int, _Emitted] = {}
-        self._moving: dict[int, cmd.Migrate] = {}
+        self._sender = CommandSender(
+            self.plane, self._engine, self._queues, Claims(config.claims_dir), self._limits, self._timeline
+        )
         self._calls = PendingCalls()
-        self._wake_at_s: float | None = None
         self._stopping = False
         self._worker_ended = False
         self._failed = False
-        self._emitters: dict[type, Callable[[Any], None]] = {
-            cmd.RunTask: self._emit_run,
-            cmd.WithdrawTask: self._emit_withdraw,
-            cmd.Migrate: self._emit_migrate,
-            cmd.FreeArtifacts: self._emit_free,
-            cmd.ResetEdges: self._emit_reset,
-            cmd.StartRequest: lambda c: self._tell(msg.Started(c.request_id, c.queue_wait_s)),
-            cmd.CompleteRequest: lambda c: self._end(msg.Ended(c.request_id, "completed")),
-            cmd.CancelRequest: lambda c: self._end(msg.Ended(c.request_id, "cancelled")),
-            cmd.FailRequest: lambda c: self._end(msg.Ended(c.request_id, "failed", c.error, c.status_code)),
-            cmd.RejectRequest: lambda c: self._end(
-                msg.Ended(c.request_id, "rejected", c.reason, 429, c.retry_after_s)
-            ),
-            cmd.ReportFault: lambda c: logger.error("%s", c.message),
-            cmd.WakeAt: self._set_wake,
-        }
 
     # Life
 
@@ -108,16 +76,16 @@ class ControlProcess:
             for rank in range(self.config.num_ranks):
                 self._start_worker(rank)
             self._await_workers()
-            self._tell(msg.Ready())
+            self._sender.tell(msg.Ready())
             self._serve()
         except WorkerDiedError as error:
             logger.error("%s", error)
             self._failed = True
-            self._tell(msg.Fatal(str(error)))
+            self._sender.tell(msg.Fatal(str(error)))
         except Exception as error:
             logger.exception("the control process fails")
             self._failed = True
-            self._tell(msg.Fatal(f"control process: {type(error).__name__}: {error}"))
+            self._sender.tell(msg.Fatal(f"control process: {type(error).__name__}: {error}"))
         finally:
             self._shut_down()
 
@@ -157,20 +125,20 @@ class ControlProcess:
                 self._feed(ev.LookAhead())
             if self.plane.idle:
                 self.plane.check_integrity()
-            if self._wake_at_s is not None and time.monotonic() >= self._wake_at_s:
-                self._wake_at_s = None
+            if self._sender.wake_at_s is not None and time.monotonic() >= self._sender.wake_at_s:
+                self._sender.wake_at_s = None
                 self._feed(ev.WakeUp())
             if report := self._usage.due():
-                self._tell(report)
+                self._sender.tell(report)
 
     def _shut_down(self) -> None:
         self._queues.stop()
         # After a failure its peers may sit in a collective until their time-out.
         self._supervisor.stop(grace_s=1.0 if self._failed else 10.0)
-        if self.timeline is not None:
-            self.timeline.close()
-        if self.recording is not None:
-            self.recording.close()
+        if self._timeline is not None:
+            self._timeline.close()
+        if self._recording is not None:
+            self._recording.close()
         self._context.destroy(linger=500)
         # The engine does this too, unless it was killed.
         shutil.rmtree(self.config.run_dir, ignore_errors=True)
@@ -187,7 +155,8 @@ class ControlProcess:
     def _seconds_to_wake(self) -> float:
         """Until the policy wants to be asked, and not longer than a worker may be silent unnoticed."""
         until_check_s = self.config.heartbeat_timeout_s / 10
-        return until_check_s if self._wake_at_s is None else min(self._wake_at_s - time.monotonic(), until_check_s)
+        wake_at_s = self._sender.wake_at_s
+        return until_check_s if wake_at_s is None else min(wake_at_s - time.monotonic(), until_check_s)
 
     # Workers that come and go
 
@@ -207,9 +176,8 @@ class ControlProcess:
         for peer in self._supervisor.workers:
             self._queues.send("watch", peer, msg.PeerLost(rank))
         for call in self._calls.lose(rank):
-            self._tell(call)
-        for dispatch_id in list(self._to_come):
-            self._passed(dispatch_id, rank)
+            self._sender.tell(call)
+        self._sender.lose(rank)
         self._feed(ev.RankLost(rank, how))
         if self._supervisor.may_restart(rank):
             self._start_worker(rank)
@@ -240,14 +208,14 @@ class ControlProcess:
                             self._limits.called(rank)
                             self._queues.send("compute", rank, msg.Call(call_id, method, payload))
                         elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
-                            self._tell(done)
+                            self._sender.tell(done)
 
     def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
-        self._payloads[request.id] = payload
+        self._sender.payloads[request.id] = payload
         try:
             self._feed(ev.RequestArrived(request, graph))
         except ValueError as error:
-            self._tell(msg.Ended(request.id, "failed", str(error)))
+            self._sender.tell(msg.Ended(request.id, "failed", str(error)))
 
     def _on_worker(self, message: msg.WorkerMessage) -> None:
         match message:
@@ -261,13 +229,15 @@ class ControlProcess:
                 self._passed(dispatch_id, rank)
             case msg.RunDone(dispatch_id, rank, _, started_s, finished_s, views):
                 self._passed(dispatch_id, rank, done=True)
-                self._record_run(message)
+                if self._timeline is not None:
+                    self._timeline.ran(message)
                 self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s, views))
             case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
                 self._passed(dispatch_id, rank)
                 self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
             case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s, error, secondary):
-                self._record_move(message)
+                if self._timeline is not None:
+                    self._timeline.moved(message)
                 seconds = finished_s - started_s
                 self._feed(ev.MigrationFinished(migration_id, rank, seconds, num_bytes, error, secondary))
             case msg.ResetDone(reset_id, rank):
@@ -275,7 +245,7 @@ class ControlProcess:
             case msg.CallReply(call_id, rank, ok, value):
                 self._limits.answered(rank)
                 if done := self._calls.reply(call_id, rank, ok, value):
-                    self._tell(done)
+                    self._sender.tell(done)
             case msg.Heartbeat(rank, incarnation):
                 self._supervisor.hear(rank, incarnation)
             case msg.WorkerReady(rank, incarnation):
@@ -284,132 +254,24 @@ class ControlProcess:
                 if self._supervisor.hear(rank, incarnation):
                     self._lose_worker(rank, error)
 
-    def _record_run(self, done: msg.RunDone) -> None:
-        emitted = self._running.get(done.dispatch_id)
-        if self.timeline is None or emitted is None:
-            return  # the last word of a rank that was lost
-        run = emitted.command
-        for task in run.tasks:
-            self.timeline.record(
-                rank=done.rank,
-                task_id=task.id,
-                request_id=task.request_id,
-                kind=str(task.kind),
-                step_index=task.step_index,
-                layout=run.layout,
-                start_s=done.started_s,
-                end_s=done.finished_s,
-                decided_s=emitted.at_s,
-                dispatched_s=done.dispatched_s,
-                run_ahead=run.after is not None,
-            )
-
-    def _record_move(self, done: msg.MoveDone) -> None:
-        move = self._moving.get(done.migration_id)
-        if self.timeline is None or move is None or done.error:
-            return
-        self.timeline.record_migration(
-            rank=done.rank,
-            artifact=move.artifact,
-            request_id=move.request_id,
-            ranks=move.ranks,
-            start_s=done.started_s,
-            end_s=done.finished_s,
-            num_bytes=done.num_bytes,
-        )
-
-    # Output
+    def _passed(self, dispatch_id: int, rank: int, *, done: bool = False) -> None:
+        """A rank has a dispatch behind it."""
+        self._limits.over(rank, dispatch_id, done=done)
+        self._sender.passed(dispatch_id, rank)
 
     def _feed(self, event: ev.Event) -> None:
         now_s = time.monotonic()
-        recording = self.recording
+        recording = self._recording
         commands = recording.handle(self.plane, event, now_s) if recording else self.plane.handle(event, now_s)
         for command in commands:
-            self._emitters[type(command)](command)
-        match event:
-            case ev.TaskFinished() | ev.TaskFailed() | ev.TaskWithdrawn():
-                for dispatch_id in self._running.keys() - self.plane.state.dispatches.keys():
-                    del self._running[dispatch_id]
-            case ev.MigrationFinished(migration_id):
-                if migration_id not in self.plane.migrations:
-                    self._moving.pop(migration_id, None)
-        while self._withdrawn:
-            self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
-
-    def _emit_run(self, command: cmd.RunTask) -> None:
-        now_s = time.monotonic()
-        self._running[command.dispatch_id] = _Emitted(command, now_s)
-        record = self.plane.state.dispatches[command.dispatch_id]
-        self._limits.emitted(record, record.expected_s or record.ends_s - now_s)
-        if command.after is not None:
-            self._to_come[command.dispatch_id] = set(command.layout.ranks)
-        roots = [task.request_id for task in command.tasks if not task.inputs]
-        payloads = {request_id: self._payloads[request_id] for request_id in roots}
-        data = msg.encode(msg.Run(command, payloads))
-        for rank in command.layout.ranks:
-            self._queues.send("compute", rank, data)
-
-    def _emit_withdraw(self, command: cmd.WithdrawTask) -> None:
-        if self._claims.withdraw(command.dispatch_id):
-            self._withdrawn.append(command.dispatch_id)
-
-    def _passed(self, dispatch_id: int, rank: int, *, done: bool = False) -> None:
-        """A rank has a dispatch behind it; after the last one, nobody asks any more whether it runs."""
-        self._limits.over(rank, dispatch_id, done=done)
-        if (to_come := self._to_come.get(dispatch_id)) is not None:
-            to_come.discard(rank)
-            if not to_come:
-                del self._to_come[dispatch_id]
-                self._claims.forget(dispatch_id)
-
-    def _emit_migrate(self, command: cmd.Migrate) -> None:
-        self._moving[command.migration_id] = command
-        data = msg.encode(msg.Move(command))
-        for rank in command.ranks:
-            self._queues.send("migration", rank, data)
-
-    def _emit_free(self, command: cmd.FreeArtifacts) -> None:
-        data = msg.encode(msg.Free(command))
-        for rank in command.ranks:
-            self._queues.send("migration", rank, data)
-
-    def _emit_reset(self, command: cmd.ResetEdges) -> None:
-        data = msg.encode(msg.Reset(command))
-        for rank in command.ranks:
-            self._queues.send(command.lane, rank, data)
-
-    def _end(self, message: msg.Ended) -> None:
-        self._payloads.pop(message.request_id, None)
-        self._tell(message)
-
-    def _set_wake(self, command: cmd.WakeAt) -> None:
-        self._wake_at_s = command.at_s
-
-    def _tell(self, message: msg.ControlMessage) -> None:
-        push(self._engine, message)
+            self._sender.send(command)
+        if self._timeline is not None and isinstance(event, _CLOSING):
+            self._timeline.forget_ended()
+        while self._sender.withdrawn:
+            self._feed(ev.TaskWithdrawn(self._sender.withdrawn.popleft()))
 
 
-class _Emitted(NamedTuple):
-    """A dispatch in flight and when it was sent."""
-
-    command: cmd.RunTask
-    at_s: float
-
-
-def _open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingWriter | None:
-    if config.record_path is None:
-        return None
-    header = RecordingHeader(
-        model=config.model,
-        num_ranks=config.num_ranks,
-        policy=config.policy,
-        policy_args=config.policy_args,
-        admission=config.admission,
-        costs=costs,
-        run_ahead=config.run_ahead,
-        max_artifact_bytes=config.max_artifact_bytes,
-    )
-    return RecordingWriter(config.record_path, header)
+_CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
 
 
 def main() -> None:

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gfdit.core import control as control_module
+from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core import outcomes as outcomes_module
 from gfdit.core import state as state_module
+from gfdit.core.artifacts import Artifacts
+from gfdit.core.checkpoints import Checkpoints
 from gfdit.core.commands import ResetEdges
 from gfdit.core.control import ControlPlane
 from gfdit.core.edges import EdgeResets
+from gfdit.core.lifecycle import Lifecycle
+from gfdit.core.migrations import Migrations
 from gfdit.core.records import DispatchRecord
 from gfdit.core.state import ClusterState
 
@@ -65,7 +70,7 @@ def one_rank_speaks_for_all(patch: pytest.MonkeyPatch) -> None:
         dispatch.waiting_for.clear()
         return open_yet
 
-    patch.setattr(control_module, "_report", report)
+    patch.setattr(outcomes_module, "_report", report)
 
 
 @mutant
@@ -81,92 +86,88 @@ def a_lost_rank_still_holds_its_artifacts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def members_that_failed_hold_the_outputs_too(patch: pytest.MonkeyPatch) -> None:
-    original = ClusterState.finish_task
+    original = Artifacts.task_succeeded
 
-    def finish(self: ClusterState, record: Any, task: Any, dispatch: DispatchRecord) -> Any:
+    def succeeded(self: Artifacts, record: Any, task: Any, dispatch: DispatchRecord) -> Any:
         dispatch.finished.update(dispatch.members)
         return original(self, record, task, dispatch)
 
-    patch.setattr(ClusterState, "finish_task", finish)
+    patch.setattr(Artifacts, "task_succeeded", succeeded)
 
 
 @mutant
 def consumed_inputs_count_as_kept(patch: pytest.MonkeyPatch) -> None:
     """A member that finished has dropped its inputs; the task runs again as if it had not."""
-
-    def give_up(self: ClusterState, record: Any, task: Any, dispatch: DispatchRecord) -> None:
-        del record.offered[task.id]
-
-    patch.setattr(ClusterState, "give_up", give_up)
+    patch.setattr(Artifacts, "task_failed", lambda self, record, task, dispatch: None)
 
 
 @mutant
 def copies_arrive_whatever_happens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ControlPlane, "_forget_doubtful", lambda self, dispatch: None)
-    patch.setattr(ControlPlane, "_forget_copy", lambda self, migration, rank: False)
+    patch.setattr(Migrations, "forget_doubtful", lambda self, dispatch: None)
+    patch.setattr(Migrations, "_forget_copy", lambda self, migration, rank, layout: False)
 
 
 @mutant
 def an_input_is_not_brought(patch: pytest.MonkeyPatch) -> None:
     """Its last input is not brought to a layout."""
-    _after(patch, ClusterState, "move_inputs", lambda moves, *_: moves[:-1])
+    _after(patch, Artifacts, "move_inputs", lambda moves, *_: moves[:-1])
 
 
 @mutant
 def artifacts_are_freed_one_reader_early(patch: pytest.MonkeyPatch) -> None:
-    def greedy(self: ClusterState, task: Any) -> list[str]:
-        artifacts = self.requests[task.request_id].artifacts
+    def greedy(self: Artifacts, task: Any, before: Any = ()) -> list[str]:
+        artifacts = self._state.requests[task.request_id].artifacts
         return [name for name in task.inputs if artifacts[name].readers <= 2]
 
-    patch.setattr(ClusterState, "last_reads", greedy)
+    patch.setattr(Artifacts, "last_reads", greedy)
 
 
 @mutant
 def strays_are_not_freed_after_a_fault(patch: pytest.MonkeyPatch) -> None:
-    original = ClusterState._free
+    original = Artifacts._free
 
-    def free(self: ClusterState, record: Any, name: str, dropped_by: set[int]) -> Any:
+    def free(self: Artifacts, record: Any, name: str, dropped_by: set[int]) -> Any:
         record.scattered = False
         return original(self, record, name, dropped_by)
 
-    patch.setattr(ClusterState, "_free", free)
+    patch.setattr(Artifacts, "_free", free)
 
 
 @mutant
 def copies_to_fall_back_on_are_counted_on_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
-    original = ClusterState.keep_copies
+    original = Checkpoints.after
 
-    def keep(self: ClusterState, record: Any, new_id: Any) -> Any:
-        moves = original(self, record, new_id)
+    def after(self: Checkpoints, dispatch: DispatchRecord, record: Any) -> Any:
+        moves = original(self, dispatch, record)
         for move in moves:
             record.artifacts[move.artifact].kept[move.target.ranks[0]] = move.target
         return moves
 
-    patch.setattr(ClusterState, "keep_copies", keep)
+    patch.setattr(Checkpoints, "after", after)
 
 
 @mutant
 def a_cancelled_request_ends_while_it_runs(patch: pytest.MonkeyPatch) -> None:
-    def end(self: ControlPlane, record: Any, terminal: Any) -> None:
+    def end(self: Lifecycle, record: Any, terminal: Any) -> None:
         record.ending = record.ending or terminal
-        self.state.withdraw_ready(record)
-        if freed := self.state.remove(record):
-            self._out.append(freed)
-        self._out.append(record.ending)
+        self._state.withdraw_ready(record)
+        if freed := self._state.remove(record):
+            self._turn.commands.append(freed)
+        self._turn.commands.append(record.ending)
 
-    patch.setattr(ControlPlane, "_end", end)
+    patch.setattr(Lifecycle, "end", end)
 
 
 @mutant
 def a_late_report_ends_a_request_twice(patch: pytest.MonkeyPatch) -> None:
-    original = ControlPlane._on_cancelled
+    original = Lifecycle.on_cancelled
 
-    def cancel(self: ControlPlane, event: ev.RequestCancelled) -> bool:
-        if event.request_id not in self.state.requests and event.request_id != "nobody":
-            self._out.append(control_module.cmd.CancelRequest(event.request_id))
+    def cancel(self: Lifecycle, event: ev.RequestCancelled) -> bool:
+        if event.request_id not in self._state.requests and event.request_id != "nobody":
+            self._turn.commands.append(cmd.CancelRequest(event.request_id))
         return original(self, event)
 
-    patch.setattr(ControlPlane, "_on_cancelled", cancel)
+    patch.setattr(Lifecycle, "on_cancelled", cancel)
 
 
 @mutant
@@ -176,13 +177,13 @@ def lost_artifacts_are_not_made_again(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def retries_have_no_end(patch: pytest.MonkeyPatch) -> None:
-    def retry(self: ControlPlane, record: Any, dispatch: DispatchRecord) -> None:
+    def retry(self: Lifecycle, record: Any, dispatch: DispatchRecord) -> None:
         if dispatch.secondary:
-            self.state.recover(record)
+            self._state.recover(record)
         else:
-            record.ending = control_module.cmd.FailRequest(record.request.id, str(dispatch.error), 500)
+            record.ending = cmd.FailRequest(record.request.id, str(dispatch.error), 500)
 
-    patch.setattr(ControlPlane, "_retry_or_fail", retry)
+    patch.setattr(Lifecycle, "_retry_or_fail", retry)
 
 
 @mutant

@@ -22,6 +22,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     MUTANTS[name](monkeypatch)
     done = storm(first_seed=0, num_events=200_000)
     assert done.failed_seed is not None
+    assert not done.failure.startswith("TypeError"), f"it was not planted well: {done.failure}"
     assert storm(done.failed_seed, num_events=1).failure == done.failure, "it replays from its seed"
 
 
