@@ -12,6 +12,19 @@ def image_size(sampling: Any) -> tuple[int, int]:
     return sampling.height or _DEFAULT_SIDE, sampling.width or _DEFAULT_SIDE
 
 
+def rounded_size(sampling: Any, alignment: int) -> tuple[int, int]:
+    """Height and width as a pipeline makes them that rounds down to multiples of ``alignment``.
+
+    Raises ``ValueError`` for a side shorter than that.
+    """
+    sides = image_size(sampling)
+    for name, side in zip(("height", "width"), sides, strict=True):
+        if side < alignment:
+            raise ValueError(f"{name} must be at least {alignment} pixels, got {side}")
+    height, width = (side // alignment * alignment for side in sides)
+    return height, width
+
+
 def num_images(sampling: Any) -> int:
     """Images per prompt."""
     return max(1, sampling.num_outputs_per_prompt)

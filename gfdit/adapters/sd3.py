@@ -14,33 +14,27 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.utils import StepRequestState
 
-from gfdit.adapters.base import Trajectory
-from gfdit.adapters.denoise_loop import DenoiseLoopAdapter, rows, timestep_rows
-from gfdit.adapters.prompts import given_embeddings, negative_text, positive_text
-from gfdit.adapters.sampling import check_max_sequence_length, check_sides, image_size, num_images
+from gfdit.adapters.denoise_loop import rows, timestep_rows
+from gfdit.adapters.image_vae import decode_image
+from gfdit.adapters.pooled_text import PooledTextAdapter
+from gfdit.adapters.sampling import check_sides, image_size, num_images
 from gfdit.adapters.sequence_plan import SequencePlan, split
 from gfdit.core.tasks import Shape
 
 # The VAE halves each side three times and the transformer takes 2 x 2 patches; both are fixed by the family.
 _ALIGNMENT = 16
 _DEFAULT_TEXT_TOKENS = 256
-_MAX_TEXT_TOKENS = 512
 
 
-class StableDiffusion3Adapter(DenoiseLoopAdapter):
+class StableDiffusion3Adapter(PooledTextAdapter):
     """Adapter for ``StableDiffusion3Pipeline``."""
 
     pipeline_class = "StableDiffusion3Pipeline"
     default_num_steps = 28
-    batches = True
+    max_text_tokens = 512
     sequence_plan = SequencePlan({"pos_embed": {0: split(1, 3, output=True)}}, gather="proj_out")
 
     # Engine half
-
-    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
-        check_max_sequence_length(request.sampling_params, _MAX_TEXT_TOKENS)
-        given_embeddings(request.prompt)
-        return super().convert(request, max_sp)
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
         height, width = image_size(request.sampling_params)
@@ -48,8 +42,8 @@ class StableDiffusion3Adapter(DenoiseLoopAdapter):
         check_sides(height, width, _ALIGNMENT, (longest, longest))
         return Shape(height, width)
 
-    def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
-        return request.sampling_params.guidance_scale > 1
+    def is_guided(self, prompt: Any, sampling: Any) -> bool:
+        return sampling.guidance_scale > 1
 
     # Worker half
 
@@ -59,33 +53,15 @@ class StableDiffusion3Adapter(DenoiseLoopAdapter):
         self.pipeline._current_timestep = state.current_timestep
         self.pipeline._num_timesteps = state.total_steps
 
-    def encode_state(self, state: StepRequestState) -> None:
-        sampling, given = state.sampling, given_embeddings(state.prompt)
-        sampling.height, sampling.width = image_size(sampling)
-        state.do_true_cfg = sampling.guidance_scale > 1
-        state.prompt_embeds, state.extra["pooled"] = self._encode(
-            positive_text(state.prompt), sampling, given["prompt_embeds"], given["pooled_prompt_embeds"]
-        )
-        if state.do_true_cfg:
-            state.negative_prompt_embeds, state.extra["negative_pooled"] = self._encode(
-                negative_text(state.prompt) or "",
-                sampling,
-                given["negative_prompt_embeds"],
-                given["negative_pooled_prompt_embeds"],
-            )
-
-    def _encode(
-        self, text: str, sampling: Any, embeds: torch.Tensor | None, pooled: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings of tokens (1, T, D) and of the whole text (1, D), broadcast over the images later."""
-        return self.pipeline.encode_prompt(
-            prompt=[text] if embeds is None else None,
+    def embed(self, sampling: Any, **text: Any) -> dict[str, torch.Tensor]:
+        """One row each, (1, T, D) and (1, D), broadcast over the images later."""
+        embeds, pooled = self.pipeline.encode_prompt(
+            **text,
             prompt_2="",
             prompt_3="",
-            prompt_embeds=embeds,
-            pooled_prompt_embeds=pooled,
             max_sequence_length=sampling.max_sequence_length or _DEFAULT_TEXT_TOKENS,
         )
+        return {"prompt_embeds": embeds, "pooled": pooled}
 
     def prepare_state(self, state: StepRequestState) -> None:
         pipeline, sampling = self.pipeline, state.sampling
@@ -97,38 +73,18 @@ class StableDiffusion3Adapter(DenoiseLoopAdapter):
             [sampling.generator] * num_images(sampling),  # each image is drawn by itself, as in forward
             sampling.latents,
         )
-        num_steps = sampling.num_inference_steps or self.default_num_steps
-        state.timesteps, _ = pipeline.prepare_timesteps(num_steps, sampling.sigmas, state.latents.shape[1])
-        state.scheduler = self.own_scheduler()
+        self.prepare_steps(state)
 
     def predict(self, states: Sequence[StepRequestState]) -> torch.Tensor:
-        pipeline, first = self.pipeline, states[0]
-        latents = rows([state.latents for state in states], [state.latents for state in states])
+        pipeline = self.pipeline
         common = {
-            "hidden_states": latents,
+            "hidden_states": rows([state.latents for state in states], [state.latents for state in states]),
             "timestep": timestep_rows(states).to(device=pipeline.device, dtype=pipeline.od_config.dtype),
             "return_dict": False,
         }
-        return pipeline.predict_noise_maybe_with_cfg(
-            first.do_true_cfg,
-            first.sampling.guidance_scale,
-            {**common, **_text(states, "")},
-            {**common, **_text(states, "negative_")} if first.do_true_cfg else None,
-            False,
-        )
+        return self.predict_guided(states, states[0].sampling.guidance_scale, common)
 
     def decode_state(self, state: StepRequestState) -> DiffusionOutput:
         if state.sampling.output_type == "latent":
             return DiffusionOutput(output=state.latents)
-        vae = self.pipeline.vae
-        latents = (state.latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
-        return DiffusionOutput(output=vae.decode(latents, return_dict=False)[0])
-
-
-def _text(states: Sequence[StepRequestState], sign: str) -> dict[str, torch.Tensor]:
-    """Text arguments of the transformer for one branch of guidance; ``sign`` is "" or "negative_"."""
-    latents = [state.latents for state in states]
-    return {
-        "encoder_hidden_states": rows([getattr(state, f"{sign}prompt_embeds") for state in states], latents),
-        "pooled_projections": rows([state.extra[f"{sign}pooled"] for state in states], latents),
-    }
+        return decode_image(self.pipeline.vae, state.latents.to(self.pipeline.vae.dtype))

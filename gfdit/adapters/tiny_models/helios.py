@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.rope import rope_axes
-from gfdit.adapters.tiny_models.umt5_encoder import WIDTH as UMT5_WIDTH
-from gfdit.adapters.tiny_models.umt5_encoder import umt5_encoder
+from gfdit.adapters.tiny_models.t5_encoder import WIDTH as UMT5_WIDTH
+from gfdit.adapters.tiny_models.t5_encoder import umt5_encoder
 
 LATENT_CHANNELS = 16
 _PAD, _EOS, _UNKNOWN = "<pad>", "</s>", "<unk>"

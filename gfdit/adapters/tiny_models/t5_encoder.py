@@ -1,23 +1,30 @@
-"""The T5 encoder of FLUX and Stable Diffusion 3."""
+"""T5 encoders: that of FLUX and Stable Diffusion 3, and UMT5 of Wan2.2 and Helios."""
 
-from transformers import T5Config, T5EncoderModel
+from typing import Any
+
+from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 WIDTH = 64
 
 
 def t5_encoder(num_tokens: int) -> T5EncoderModel:
-    return T5EncoderModel(
-        T5Config(
-            vocab_size=num_tokens,
-            d_model=WIDTH,
-            d_kv=16,
-            d_ff=128,
-            num_layers=2,
-            num_heads=4,
-            feed_forward_proj="gated-gelu",
-            is_encoder_decoder=False,
-            tie_word_embeddings=False,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
+    config = T5Config(**_sizes(num_tokens), is_encoder_decoder=False, tie_word_embeddings=False)
+    return T5EncoderModel(config)
+
+
+def umt5_encoder(num_tokens: int) -> UMT5EncoderModel:
+    return UMT5EncoderModel(UMT5Config(**_sizes(num_tokens)))
+
+
+def _sizes(num_tokens: int) -> dict[str, Any]:
+    return {
+        "vocab_size": num_tokens,
+        "d_model": WIDTH,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }

@@ -8,9 +8,9 @@ import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
 
 from gfdit.adapters.tiny_models import TinyModelSpec
+from gfdit.adapters.tiny_models.t5_encoder import WIDTH as UMT5_WIDTH
+from gfdit.adapters.tiny_models.t5_encoder import umt5_encoder
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
-from gfdit.adapters.tiny_models.umt5_encoder import WIDTH as UMT5_WIDTH
-from gfdit.adapters.tiny_models.umt5_encoder import umt5_encoder
 
 # Of the VAE of Wan2.1, which the A14B models share, and of the one that came with the 5B model.
 LATENT_CHANNELS, LATENT_CHANNELS_5B = 16, 48
