@@ -1,7 +1,7 @@
 """FLUX.1: guidance is distilled into an embedding; a negative prompt and ``true_cfg_scale`` > 1 guide for real.
 
 The transformer has blocks with a stream for text and one for the image, then blocks with a single stream of both.
-Image tokens are split, text tokens are on every rank: see :class:`gfdit.omni.joint_ulysses.JointUlysses`.
+Image tokens are split, text tokens are on every rank: see :class:`gfdit.omni.joint_attention.JointAttention`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.utils import StepRequestState
 
 from gfdit.adapters.denoise_loop import DenoiseLoopAdapter, rows, timestep_rows
+from gfdit.adapters.image_vae import decode_image
 from gfdit.adapters.prompts import negative_text, positive_text
+from gfdit.adapters.sampling import rounded_size
+from gfdit.adapters.sequence_plan import SequencePlan, split
 from gfdit.core.tasks import Shape
 
 _ALIGNMENT = 16  # the VAE halves each side three times and latents are packed 2 x 2
@@ -27,19 +30,18 @@ class LongCatImageAdapter(DenoiseLoopAdapter):
     pipeline_class = "LongCatImagePipeline"
     step_extra = frozenset({"image_ids"})
     batches = True
+    # The model's own plan takes only lengths that divide by the degree. Positions make the rotary embeddings.
+    sequence_plan = SequencePlan({"": {"hidden_states": split(1, 3), "img_ids": split(0, 2)}}, gather="proj_out")
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
-        height, width, _ = super().shape(request)
-        if min(height, width) < _ALIGNMENT:
-            raise ValueError(f"height and width must be at least {_ALIGNMENT} pixels, got {height}x{width}")
-        return Shape(height // _ALIGNMENT * _ALIGNMENT, width // _ALIGNMENT * _ALIGNMENT)
+        return Shape(*rounded_size(request.sampling_params, _ALIGNMENT))
 
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
         return request.sampling_params.guidance_scale > 1  # without a negative prompt, too
 
     def new_state(self, call: Any) -> StepRequestState:
         state = super().new_state(call)
-        state.sampling.height, state.sampling.width, _ = self.shape(call.request)
+        state.sampling.height, state.sampling.width = rounded_size(state.sampling, _ALIGNMENT)
         return state
 
     def restore_pipeline(self, state: StepRequestState) -> None:
@@ -108,10 +110,8 @@ class LongCatImageAdapter(DenoiseLoopAdapter):
         return same and super().compatible(states)
 
     def decode_state(self, state: StepRequestState) -> DiffusionOutput:
-        pipeline, sampling, vae = self.pipeline, state.sampling, self.pipeline.vae
+        pipeline, sampling = self.pipeline, state.sampling
         if sampling.output_type == "latent":
             return DiffusionOutput(output=state.latents)
         size = (sampling.height, sampling.width, pipeline.vae_scale_factor)
-        latents = pipeline._unpack_latents(state.latents, *size)
-        latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
-        return DiffusionOutput(output=vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+        return decode_image(pipeline.vae, pipeline._unpack_latents(state.latents, *size))

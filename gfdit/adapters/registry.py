@@ -51,7 +51,7 @@ def make_adapter(
 ) -> ModelAdapter:
     """The adapter at ``path``, or that of ``od_config.model_class_name``, or the generic one for step execution.
 
-    With ``ring`` it offers degrees that do not divide the attention heads, unless it has a plan of its own.
+    With ``ring`` it offers degrees that do not divide the attention heads, too.
 
     Raises ``ValueError`` naming the pipeline for one that neither covers, or a path that leads nowhere.
     """
@@ -65,7 +65,7 @@ def make_adapter(
     except (ImportError, AttributeError) as error:
         raise ValueError(f"adapter {path!r} cannot be loaded, module:Class is expected: {error}") from error
     made = adapter(od_config, num_ranks)
-    made.ring = ring and made.sequence_plan is None
+    made.ring = ring
     return made
 
 

@@ -1,7 +1,7 @@
 """Stable Diffusion 3 and 3.5: two streams that join in attention, and image-only attention in some blocks.
 
 Guidance runs with a scale above 1, against an empty text where no negative prompt is given. Image tokens are
-split, text tokens are on every rank: see :class:`gfdit.omni.joint_ulysses.JointUlysses`.
+split, text tokens are on every rank: see :class:`gfdit.omni.joint_attention.JointAttention`.
 """
 
 from __future__ import annotations

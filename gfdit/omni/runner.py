@@ -18,7 +18,7 @@ from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunn
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tiling import Tiling
-from gfdit.omni.joint_ulysses import JointUlysses, gather_tokens
+from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
@@ -46,8 +46,8 @@ class ElasticModelRunner(DiffusionModelRunner):
 
         The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
         nothing. Where padding is to be masked and the model cannot, the strategy does and the model is not told.
-        ``sequence_plan`` takes the place of the transformer's own plan. With ``ring``, which needs the latter, any
-        degree works; raises ``ValueError`` naming an attention layer that cannot do it.
+        ``sequence_plan`` takes the place of the transformer's own plan. With ``ring`` any degree works; raises
+        ``ValueError`` naming an attention layer that cannot do it.
         """
         self.scope = scope
         self._sequence_plan = sequence_plan
@@ -56,8 +56,9 @@ class ElasticModelRunner(DiffusionModelRunner):
         parallel_config = self.od_config.parallel_config
         scope.mask_padding = parallel_config.mask_sp_padding and not model_masks_padding
         parallel_config.mask_sp_padding &= model_masks_padding
-        ulysses = GroupFreeUlysses(scope) if sequence_plan is None else JointUlysses(scope)
-        strategy = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+        ulysses = GroupFreeUlysses(scope)
+        exchange = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+        strategy = exchange if sequence_plan is None else JointAttention(scope, exchange)
         for name, module in self.pipeline.named_modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = strategy

@@ -24,6 +24,22 @@ def announce_degree(executor: Any, on: bool) -> None:
     setattr(TaskScope, "enter", original if on else silent_enter)  # noqa: B010
 
 
+def forget_a_block(executor: Any, on: bool) -> None:
+    """In a ring only the own block counts."""
+    from gfdit.comm.ring_attention import Partial
+
+    original = executor.__dict__.setdefault("honest_merged", Partial.merged)
+    Partial.merged = (lambda self, other: self) if on else original  # type: ignore[method-assign]
+
+
+def count_padding_in_rings(executor: Any, on: bool) -> None:
+    """Under a plan of gfdit's, tokens that pad the shards are keys like any others."""
+    from gfdit.omni import joint_attention
+
+    original = executor.__dict__.setdefault("honest_mask", joint_attention.padding_mask)
+    joint_attention.padding_mask = (lambda *args: None) if on else original
+
+
 class StaleLatents(QwenImageAdapter):
     """Goes on from the latents it has itself, rather than from its inputs: wrong once others have made a step."""
 

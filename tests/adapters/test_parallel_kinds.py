@@ -14,6 +14,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest
 from gfdit.core import ParallelSpec
 from tests.adapters.conftest import Kits
+from tests.adapters.sabotage import forget_a_block
 from tests.support.lora import write_adapter
 
 pytestmark = pytest.mark.timeout(900)
@@ -98,14 +99,6 @@ def test_a_ring_that_merges_wrongly_is_seen(kit: AdapterKit) -> None:
     finally:
         kit.on_ranks(forget_a_block, False)
     assert kit.run(PLAIN, "sp4@1,5,0,3").difference(stock) <= TOLERANCE
-
-
-def forget_a_block(executor: Any, on: bool) -> None:
-    from gfdit.comm.ring_attention import Partial
-
-    if not hasattr(forget_a_block, "merged"):
-        forget_a_block.merged = Partial.merged  # type: ignore[attr-defined]
-    Partial.merged = (lambda self, other: self) if on else forget_a_block.merged  # type: ignore
 
 
 @pytest.mark.thorough

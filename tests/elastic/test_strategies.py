@@ -7,11 +7,12 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
+from gfdit.adapters.sequence_plan import SHARD_GROUP
 from gfdit.comm import GroupFreeComm, spawn
 from gfdit.core import ExecutionLayout, ParallelSpec
 from gfdit.omni.plugin import prepare_cpu_process
@@ -25,7 +26,11 @@ TOLERANCE = 5e-6
 
 @dataclass(frozen=True)
 class Case:
-    """``image`` tokens are split, padded where they do not divide; ``text`` ones replicated, before or behind."""
+    """``image`` tokens are split, padded where they do not divide; ``text`` ones replicated, before or behind.
+
+    With ``plan`` the split is that of a plan of gfdit's, whose models join text and image in one tensor, or name
+    the text in the metadata.
+    """
 
     ranks: tuple[int, ...]
     image: int
@@ -33,6 +38,7 @@ class Case:
     kv_heads: int = 6
     text: int = 0
     side: str = "front"
+    plan: Literal["", "one tensor", "metadata"] = ""
 
     def tensors(self, num_tokens: int, seed: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -41,9 +47,9 @@ class Case:
 
     @property
     def text_mask(self) -> torch.Tensor:
-        """The second row has one token less than the first."""
+        """The second row has one token less than the first; plans take no masks."""
         mask = torch.ones((BATCH, self.text), dtype=torch.bool)
-        mask[1, -1] = False
+        mask[1, -1:] = bool(self.plan)
         return mask
 
     @property
@@ -60,6 +66,16 @@ CASES = (
     Case((3, 1, 0, 2), 9, text=4, side="rear"),
     Case((0, 1, 2, 3), 10),
     Case((2, 1, 0), 7, kv_heads=2, text=3),  # those of keys and values do not
+)
+PLANNED = (
+    Case((1, 0), 9, text=4, plan="one tensor"),
+    Case((2, 0, 1), 10, plan="one tensor"),  # image tokens attend alone
+    Case((2, 0, 1), 10, text=4, plan="metadata"),
+    Case((3, 1, 0, 2), 8, text=4, plan="one tensor"),  # rings from here
+    Case((3, 1, 0, 2), 9, text=4, plan="one tensor"),
+    Case((3, 1, 0, 2), 5, text=4, plan="one tensor"),  # a rank has nothing but padding
+    Case((0, 1, 2, 3), 10, plan="one tensor"),
+    Case((3, 1, 0, 2), 9, text=4, plan="metadata"),
 )
 
 
@@ -99,6 +115,7 @@ def attended(comm: GroupFreeComm, layers: list[Any], case: Case, ring: bool) -> 
     """(B, text + own image tokens, H, D) of this rank, text first; None if it takes no part."""
     from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 
+    from gfdit.omni.joint_attention import JointAttention
     from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
     from gfdit.omni.task_scope import TaskScope
     from gfdit.omni.ulysses import GroupFreeUlysses
@@ -108,7 +125,8 @@ def attended(comm: GroupFreeComm, layers: list[Any], case: Case, ring: bool) -> 
     layer, scope = layers[comm.rank], TaskScope.alone(comm.rank, comm)
     scope.mask_padding = True
     ulysses = GroupFreeUlysses(scope)
-    layer.parallel_strategy = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+    exchange = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
+    layer.parallel_strategy = JointAttention(scope, exchange) if case.plan else exchange
     if ring:
         allow_ring(layer, "layer", scope)
     size = len(case.ranks)
@@ -116,19 +134,22 @@ def attended(comm: GroupFreeComm, layers: list[Any], case: Case, ring: bool) -> 
     first = case.ranks.index(comm.rank) * own
     padding = [torch.full_like(part, 7.0) for part in case.tensors(case.padding, 3)]  # anything: it must not count
     image = [torch.cat(pair, dim=1) for pair in zip(case.tensors(case.image, 1), padding, strict=True)]
+    own_image = [part[:, first : first + own] for part in image]
     metadata = None
-    if case.text:
+    if case.plan == "one tensor":
+        own_image = [torch.cat(pair, dim=1) for pair in zip(case.tensors(case.text, 2), own_image, strict=True)]
+    elif case.text:
         query, key, value = case.tensors(case.text, 2)
         metadata = AttentionMetadata(
             joint_query=query,
             joint_key=key,
             joint_value=value,
-            joint_attn_mask=case.text_mask,
+            joint_attn_mask=None if case.plan else case.text_mask,
             joint_strategy=case.side,
         )
     layout = ExecutionLayout(case.ranks, ParallelSpec(size))
     with torch.inference_mode(), scope.enter(layout, SimpleNamespace(sequence_parallel_size=1)):
-        out = layer(*(part[:, first : first + own] for part in image), metadata)
+        out = layer(*own_image, metadata)
     if case.side == "rear":
         out = torch.cat((out[:, own:], out[:, :own]), dim=1)
     return out
@@ -140,8 +161,11 @@ def largest_error(case: Case, ring: bool) -> float:
     layers = [copy.deepcopy(make_layer(case)) for _ in range(4)]
     with set_forward_context(omni_diffusion_config=Sharded()):
         # What vLLM-Omni's hooks leave there when they pad.
-        get_forward_context().sp_padding_size = case.padding
-        get_forward_context().sp_original_seq_len = case.image if case.padding else None
+        if case.plan:
+            get_forward_context().sp_shard_metadata[SHARD_GROUP] = case.image
+        else:
+            get_forward_context().sp_padding_size = case.padding
+            get_forward_context().sp_original_seq_len = case.image if case.padding else None
         found = spawn(attended, 4, heap="local", args=(layers, case, ring), comm_timeout_s=60.0, timeout_s=120.0)
     parts = [found[rank] for rank in case.ranks]
     image = torch.cat([part[:, case.text :] for part in parts], dim=1)[:, : case.image]
@@ -151,12 +175,12 @@ def largest_error(case: Case, ring: bool) -> float:
     return max(float(error.max()) for error in errors if error.numel())
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + PLANNED, ids=str)
 def test_it_is_the_layer_on_one_rank(case: Case) -> None:
     assert largest_error(case, ring=True) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids=str)
+@pytest.mark.parametrize("case", CASES[:3] + PLANNED[:3], ids=str)
 def test_ulysses_alone(case: Case) -> None:
     assert largest_error(case, ring=False) <= TOLERANCE
 
@@ -174,6 +198,42 @@ def test_padding_that_counts_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch
     for module in (ring, ulysses):
         monkeypatch.setattr(module, "with_padding_mask", lambda metadata, query, scope: metadata)
     assert largest_error(case, ring=True) > 1e3 * TOLERANCE
+
+
+def test_padding_that_counts_in_a_ring_of_a_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    from gfdit.omni import joint_attention
+
+    monkeypatch.setattr(joint_attention, "padding_mask", lambda *args: None)
+    assert largest_error(PLANNED[4], ring=True) > 1e3 * TOLERANCE
+
+
+def under_a_plan(comm: GroupFreeComm, mask: torch.Tensor | None, side: str) -> str:
+    from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+    from vllm_omni.diffusion.forward_context import get_forward_context, set_forward_context
+
+    from gfdit.omni.joint_attention import JointAttention
+    from gfdit.omni.task_scope import TaskScope
+    from gfdit.omni.ulysses import GroupFreeUlysses
+
+    scope = TaskScope.alone(comm.rank, comm)
+    metadata = AttentionMetadata(attn_mask=mask, joint_strategy=side)
+    with set_forward_context(omni_diffusion_config=Sharded()):
+        get_forward_context().sp_shard_metadata[SHARD_GROUP] = 4
+        try:
+            JointAttention(scope, GroupFreeUlysses(scope)).pre_attention(*[torch.zeros(1, 4, 3, 8)] * 3, metadata)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("mask", "side", "message"),
+    [(torch.ones(1, 4), "front", "attention with attn_mask"), (None, "rear", "attention with joint_strategy")],
+)
+def test_what_a_plan_of_gfdit_s_cannot_heed_is_refused(mask: torch.Tensor | None, side: str, message: str) -> None:
+    (text,) = spawn(under_a_plan, 1, heap="local", args=(mask, side), comm_timeout_s=60.0, timeout_s=120.0)
+    assert message in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Attention to text and image tokens together, where a plan of gfdit's splits the tokens of the image.
+
+Under such a plan (:mod:`gfdit.adapters.sequence_plan`) every rank has all text tokens and its own image tokens.
+Some transformers join the two themselves, text first, and hand attention one tensor of both; others name the text
+in the metadata. The plan's hooks leave the number of all image tokens in vLLM-Omni's forward context, which tells
+the two apart: in two-stream blocks, in single-stream blocks, and where image tokens attend alone. Outside the part
+of a model that is split there is no such number, and nothing to exchange.
+
+How they are exchanged is the business of another strategy, Ulysses or a ring, which gets image tokens with the
+text beside them. What padding has added to even out the shards comes last. Ulysses brings it to all ranks: it is
+cut off before attention and put back after it, so attention sees the tokens it would see on one rank. In a ring it
+stays in the blocks that go round, and is masked there.
+
+Shape suffixes: B batch, S all image tokens, L own image tokens (S / P, rounded up), T text tokens, H heads, D head
+size, P ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
+from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
+from vllm_omni.diffusion.distributed.sp_sharding import sp_gather
+from vllm_omni.diffusion.forward_context import get_forward_context
+
+from gfdit.adapters.sequence_plan import SHARD_GROUP
+from gfdit.omni.ring import RingMetadata, UlyssesOrRing
+from gfdit.omni.task_scope import TaskScope
+from gfdit.omni.ulysses import GroupFreeUlysses
+
+# What tells attention about the text, and no more.
+_TEXT_FIELDS = frozenset({"joint_query", "joint_key", "joint_value"})
+
+
+@dataclass(frozen=True, slots=True)
+class JointContext(ParallelAttentionContext):
+    """What :meth:`JointAttention.post_attention` needs: the exchange's own context, and how much was cut off."""
+
+    exchange: ParallelAttentionContext
+    num_padding: int
+
+
+class JointAttention:
+    """One instance serves every attention layer of a worker; the group is the running task's."""
+
+    enabled = True
+    # vLLM-Omni keys its strict-mode checks on this name.
+    name = "ulysses"
+
+    def __init__(self, scope: TaskScope, exchange: GroupFreeUlysses | UlyssesOrRing) -> None:
+        self._scope = scope
+        self._exchange = exchange
+
+    @torch.compiler.disable
+    def pre_attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_metadata: AttentionMetadata | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata | None, ParallelAttentionContext]:
+        """Q, K, V: (B, T + L, H, D), or (B, L, H, D) with the text in ``attn_metadata``.
+
+        They become what the exchange makes of them, (B, T + S, H / P, D) by Ulysses, and stay as they are outside
+        the part that is split. Raises ``ValueError`` for attention with a mask, and if a head count does not
+        divide by the degree where there is no ring.
+        """
+        num_image = get_forward_context().sp_shard_metadata.get(SHARD_GROUP)
+        if num_image is None:
+            return query, key, value, attn_metadata, ParallelAttentionContext(self.name)
+        size = len(self._scope.sp.ranks)
+        num_own = -(-num_image // size)
+        num_padding = size * num_own - num_image
+        image = (query, key, value)
+        if attn_metadata is None:
+            num_text = query.shape[1] - num_own
+            text, image = zip(*((t[:, :num_text], t[:, num_text:]) for t in image), strict=True)
+            attn_metadata = _text_in_front(*text)
+        else:
+            _check_metadata(attn_metadata)
+        q, k, v, metadata, exchange = self._exchange.pre_attention(*image, attn_metadata)
+        if isinstance(metadata, RingMetadata):
+            metadata.image_mask = padding_mask(query, num_image, num_padding)
+            return q, k, v, metadata, JointContext(self.name, exchange, num_padding=0)
+        end = q.shape[1] - num_padding
+        return q[:, :end], k[:, :end], v[:, :end], None, JointContext(self.name, exchange, num_padding)
+
+    @torch.compiler.disable
+    def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
+        """(B, T + L, H, D), of what the exchange gave attention."""
+        if not isinstance(ctx, JointContext):
+            return attn_output
+        if ctx.num_padding:
+            attn_output = torch.nn.functional.pad(attn_output, (0, 0, 0, 0, 0, ctx.num_padding))
+        return self._exchange.post_attention(attn_output, ctx.exchange)
+
+
+def gather_tokens(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    """Forward hook of the module where a plan's tokens come together: (B, L, ...) to (B, S, ...), no padding.
+
+    Some modules return a bias that they did not add beside it.
+    """
+    num_image = get_forward_context().sp_shard_metadata.pop(SHARD_GROUP, None)
+    if num_image is None:
+        return output
+    own, *others = output if isinstance(output, tuple) else (output,)
+    whole = sp_gather(own, 1, validate=False)[:, :num_image]
+    return (whole, *others) if isinstance(output, tuple) else whole
+
+
+def padding_mask(query: torch.Tensor, num_image: int, num_padding: int) -> torch.Tensor | None:
+    """(B, S + padding) bool, False for the padding; None if there is none. ``query`` says rows and device."""
+    if num_padding == 0:
+        return None
+    return (torch.arange(num_image + num_padding, device=query.device) < num_image).expand(query.shape[0], -1)
+
+
+def _text_in_front(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> AttentionMetadata | None:
+    """Text tokens that join those of the image in front, None if there are none."""
+    if query.shape[1] == 0:
+        return None
+    return AttentionMetadata(joint_query=query, joint_key=key, joint_value=value, joint_strategy="front")
+
+
+def _check_metadata(metadata: AttentionMetadata) -> None:
+    """It may put text in front of the image: padding comes last, and is no text."""
+    default = AttentionMetadata()
+    others = [
+        field.name
+        for field in fields(AttentionMetadata)
+        if field.name not in _TEXT_FIELDS and getattr(metadata, field.name) != getattr(default, field.name)
+    ]
+    if others:
+        raise ValueError(f"a plan of gfdit's cannot split the tokens of attention with {', '.join(others)}")
