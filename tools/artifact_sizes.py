@@ -1,141 +1,250 @@
-"""What the artifacts of published image models weigh, computed from the shapes of their fields.
+"""What the artifacts of published models weigh, computed from the shapes of their tensors.
 
-    python tools/artifact_sizes.py
+    python tools/artifact_sizes.py            # the table of docs/models/artifacts.md
+    python tools/artifact_sizes.py --check    # whether the file has it
 
-prints the tables of docs/models. Widths are the defaults of the models' classes, which describe the published
-checkpoints. A test compares the same computation with artifacts of tiny checkpoints.
+Counted are the large tensors between two steps, in the middle of a request for one image or video. Tests compare
+the same computation with artifacts of tiny checkpoints, and the widths with those that diffusers gives the models.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
-PIXELS_PER_LATENT = 8
-PIXELS_PER_TOKEN = 16
-LATENT_CHANNELS = 16
-CLIP_TOKENS = 77
+FLOAT32, BFLOAT16, INT64 = 4, 2, 8
+POSITION_AXES = 3
+DOC = Path(__file__).parents[1] / "docs" / "models" / "artifacts.md"
+
+#: Bytes by artifact. ``SOLVER`` is what of the latents is the solver's history.
+Bytes = dict[str, int]
+SOLVER = "solver"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRequest:
-    """One image. ``text_tokens`` are those of T5 or of the caption; the model's numbers are mostly bfloat16."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One image or video. ``text_tokens`` are those of one branch of guidance.
+
+    ``number`` are the bytes of one number of the model.
+    """
 
     height: int
     width: int
     text_tokens: int
-    bytes_per_number: int = 2
+    num_frames: int = 1
+    guided: bool = True
+    number: int = BFLOAT16
 
     @property
-    def tokens(self) -> int:
-        return self.height // PIXELS_PER_TOKEN * (self.width // PIXELS_PER_TOKEN)
+    def branches(self) -> int:
+        return 1 + self.guided
 
-    @property
-    def latent_numbers(self) -> int:
-        return LATENT_CHANNELS * (self.height // PIXELS_PER_LATENT) * (self.width // PIXELS_PER_LATENT)
+    def places(self, pixels: int) -> int:
+        """Squares of so many pixels a side."""
+        return self.height // pixels * (self.width // pixels)
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}" + (f"x{self.num_frames}" if self.num_frames > 1 else "")
+
+
+class Model(Protocol):
+    """Fields are what differs between checkpoints of a family; the defaults are a published one's."""
+
+    def artifacts(self, asked: Asked) -> Bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
-    """Of the embeddings of text tokens, and of the embedding of the whole text."""
+class QwenImage:
+    """Edits have latents of all their input images together: 4096 tokens each, whatever its size."""
 
-    text: int
-    pooled: int = 0
+    text_width: int = 3584
+    pixels_per_token: int = 16
+    channels: int = 64
+    image_tokens: int = 0
 
-
-Bytes = dict[str, int]
+    def artifacts(self, asked: Asked) -> Bytes:
+        per_token = self.channels * asked.number
+        made = {
+            "conditioning": asked.branches
+            * asked.text_tokens
+            * (self.text_width * asked.number + INT64),  # and mask
+            "latents": asked.places(self.pixels_per_token) * per_token,
+        }
+        return made | ({"image": self.image_tokens * per_token} if self.image_tokens else {})
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """``measure(request, widths, guided)`` gives bytes by artifact."""
+class Flux:
+    """Positions of image tokens are made once, by encoding."""
 
-    measure: Callable[[ImageRequest, Widths, bool], Bytes]
-    published: Callable[[], Widths]
-    tiny_widths: Widths
+    text_width: int = 4096
+    pooled_width: int = 768
 
-    def tiny(self, request: ImageRequest, guided: bool) -> Bytes:
-        return self.measure(request, self.tiny_widths, guided)
-
-
-def flux(request: ImageRequest, widths: Widths, guided: bool) -> Bytes:
-    positions = 3
-    text = request.text_tokens * (widths.text + positions) + widths.pooled
-    conditioning = (1 + guided) * text + request.tokens * positions
-    return {
-        "conditioning": conditioning * request.bytes_per_number,
-        "latents": request.latent_numbers * request.bytes_per_number,
-    }
+    def artifacts(self, asked: Asked) -> Bytes:
+        text = asked.text_tokens * (self.text_width + POSITION_AXES) + self.pooled_width
+        positions = asked.places(16) * POSITION_AXES
+        return {
+            "conditioning": (asked.branches * text + positions) * asked.number,
+            "latents": 16 * asked.places(8) * asked.number,
+        }
 
 
-def sd3(request: ImageRequest, widths: Widths, guided: bool) -> Bytes:
-    text = (CLIP_TOKENS + request.text_tokens) * widths.text + widths.pooled
-    return {
-        "conditioning": (1 + guided) * text * request.bytes_per_number,
-        "latents": request.latent_numbers * request.bytes_per_number,
-    }
+@dataclass(frozen=True, slots=True)
+class StableDiffusion3:
+    text_width: int = 4096
+    pooled_width: int = 2048
+    clip_tokens: int = 77
+
+    def artifacts(self, asked: Asked) -> Bytes:
+        text = (self.clip_tokens + asked.text_tokens) * self.text_width + self.pooled_width
+        return {
+            "conditioning": asked.branches * text * asked.number,
+            "latents": 16 * asked.places(8) * asked.number,
+        }
 
 
-def z_image(request: ImageRequest, widths: Widths, guided: bool) -> Bytes:
-    """Latents are float32 at any dtype of the model; the captions of both branches count as equally long."""
-    text = request.text_tokens * widths.text
-    return {
-        "conditioning": (1 + guided) * text * request.bytes_per_number,
-        "latents": request.latent_numbers * 4,
-    }
+@dataclass(frozen=True, slots=True)
+class ZImage:
+    """Latents are float32 at any type of the model; the captions of both branches count as equally long."""
+
+    text_width: int = 2560
+
+    def artifacts(self, asked: Asked) -> Bytes:
+        return {
+            "conditioning": asked.branches * asked.text_tokens * self.text_width * asked.number,
+            "latents": 16 * asked.places(8) * FLOAT32,
+        }
 
 
-def _defaults(name: str) -> dict[str, Any]:
-    import diffusers
+@dataclass(frozen=True, slots=True)
+class LongCatImage:
+    """All positions are float32; those of image tokens travel with the latents, for they are made with them."""
 
-    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
-    return {key: parameter.default for key, parameter in parameters.items()}
+    text_width: int = 3584
 
-
-def _flux_widths() -> Widths:
-    defaults = _defaults("FluxTransformer2DModel")
-    return Widths(defaults["joint_attention_dim"], defaults["pooled_projection_dim"])
-
-
-def _sd3_widths() -> Widths:
-    defaults = _defaults("SD3Transformer2DModel")
-    return Widths(defaults["joint_attention_dim"], defaults["pooled_projection_dim"])
+    def artifacts(self, asked: Asked) -> Bytes:
+        positions = POSITION_AXES * FLOAT32
+        text = asked.text_tokens * (self.text_width * asked.number + positions)
+        return {
+            "conditioning": asked.branches * text,
+            "latents": 16 * asked.places(8) * asked.number + asked.places(16) * positions,
+        }
 
 
-def _z_image_widths() -> Widths:
-    return Widths(_defaults("ZImageTransformer2DModel")["cap_feat_dim"])
+@dataclass(frozen=True, slots=True)
+class Wan:
+    """``image`` is what an image becomes: nothing, one latent ``frame``, or a whole ``video`` with a mask.
+
+    ``history`` counts the latents that the solver keeps: UniPC of second order two outputs and the last sample.
+    """
+
+    channels: int
+    pixels_per_latent: int
+    image: str | None = None
+    text_width: int = 4096
+    history: int = 3
+    mask_channels: int = 4
+
+    def artifacts(self, asked: Asked) -> Bytes:
+        places = asked.places(self.pixels_per_latent)
+        frames = (asked.num_frames - 1) // 4 + 1
+        latents = self.channels * frames * places * FLOAT32
+        made = {
+            "conditioning": asked.branches * asked.text_tokens * self.text_width * asked.number,
+            "latents": (1 + self.history) * latents,
+            SOLVER: self.history * latents,
+        }
+        if self.image == "frame":
+            made["image"] = self.channels * places * FLOAT32
+        elif self.image == "video":
+            made["image"] = (self.mask_channels + self.channels) * frames * places * FLOAT32
+        return made
 
 
-FAMILIES = {
-    "flux": Family(flux, _flux_widths, Widths(64, 32)),
-    "sd3": Family(sd3, _sd3_widths, Widths(64, 64)),
-    "z-image": Family(z_image, _z_image_widths, Widths(64)),
+@dataclass(frozen=True, slots=True)
+class Helios:
+    """In the last chunk, of a request without a pyramid; latents are always float32."""
+
+    text_width: int = 4096
+    frames_per_chunk: int = 33
+    latents_per_chunk: int = 9
+    view: int = 16 + 2 + 1
+
+    def artifacts(self, asked: Asked) -> Bytes:
+        frame = 16 * asked.places(8) * FLOAT32
+        chunks = -(-asked.num_frames // self.frames_per_chunk)
+        made = self.view + (chunks - 1) * self.latents_per_chunk
+        in_view = self.view + 1  # copies of the end of what is made, and the first frame
+        solver = 3 * self.latents_per_chunk  # two predictions and the last sample
+        return {
+            "conditioning": asked.branches * asked.text_tokens * self.text_width * asked.number,
+            "latents": (self.latents_per_chunk + made + in_view + solver) * frame,
+            SOLVER: solver * frame,
+        }
+
+
+def images(text_tokens: int) -> list[Asked]:
+    return [Asked(height=side, width=side, text_tokens=text_tokens) for side in (512, 1024, 2048)]
+
+
+def videos(*shapes: tuple[int, int, int], text_tokens: int = 512) -> list[Asked]:
+    return [Asked(height=h, width=w, num_frames=f, text_tokens=text_tokens) for h, w, f in shapes]
+
+
+SMALL, MEDIUM, LARGE = (480, 832, 81), (704, 1280, 81), (720, 1280, 81)
+HELIOS = tuple((height, width, frames) for height, width in ((384, 640), (768, 1280)) for frames in (33, 132))
+#: Published checkpoints, and what they are asked for. The text tokens of those that do not pad are assumptions.
+PUBLISHED: dict[str, tuple[Model, list[Asked]]] = {
+    "Qwen-Image": (QwenImage(), images(512)),
+    "Qwen-Image-Edit": (QwenImage(image_tokens=4096), images(1500)),
+    "FLUX.1": (Flux(), images(512)),
+    "Stable Diffusion 3.5": (StableDiffusion3(), images(256)),
+    "Z-Image": (ZImage(), images(128)),
+    "LongCat-Image": (LongCatImage(), images(512)),
+    "Wan2.2 TI2V-5B, text": (Wan(48, 16), videos(SMALL, MEDIUM)),
+    "Wan2.2 TI2V-5B, image": (Wan(48, 16, "frame"), videos(SMALL, MEDIUM)),
+    "Wan2.2 T2V-A14B": (Wan(16, 8), videos(SMALL, LARGE)),
+    "Wan2.2 I2V-A14B": (Wan(16, 8, "video"), videos(SMALL, LARGE)),
+    "Helios": (Helios(), videos(*HELIOS, text_tokens=226)),
 }
-SIDES = (512, 1024, 2048)
-TEXT_TOKENS = {"flux": 512, "sd3": 256, "z-image": 128}
 
 
-def published_bytes(name: str, side: int, guided: bool) -> Bytes:
-    """Of a square image by a published checkpoint of the family."""
-    family = FAMILIES[name]
-    return family.measure(ImageRequest(side, side, TEXT_TOKENS[name]), family.published(), guided)
+def table() -> str:
+    lines = [
+        "| checkpoint | size | text tokens | `conditioning` | guided | `image` | `latents` | of them solver |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, (model, requests) in PUBLISHED.items():
+        for asked in requests:
+            made, alone = model.artifacts(asked), model.artifacts(replace(asked, guided=False))
+            sizes = [alone["conditioning"], *map(made.get, ("conditioning", "image", "latents", SOLVER))]
+            cells = " | ".join(f"{size / 1e6:.2f} MB" if size else "" for size in sizes)
+            lines.append(f"| {name} | {asked} | {asked.text_tokens} | {cells} |")
+    return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    sides = " | ".join(f"latents, {side}x{side}" for side in SIDES)
-    print(f"| family | text tokens | conditioning, 1024x1024 | with guidance | {sides} |")
-    print("|---" * (4 + len(SIDES)) + "|")
-    for name in FAMILIES:
-        sizes = [published_bytes(name, 1024, guided)["conditioning"] for guided in (False, True)]
-        sizes += [published_bytes(name, side, False)["latents"] for side in SIDES]
-        cells = " | ".join(f"{size / 1e6:.2f} MB" for size in sizes)
-        print(f"| `{name}` | {TEXT_TOKENS[name]} | {cells} |")
+def differences(text: str) -> list[str]:
+    """Lines of the table that ``text`` lacks, and lines of tables in ``text`` that are none of it."""
+    wanted = table().splitlines()
+    found = [line for line in text.splitlines() if line.startswith("|")]
+    missing = [f"missing: {line}" for line in wanted if line not in found]
+    return missing + [f"not computed: {line}" for line in found if line not in wanted]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with docs/models/artifacts.md")
+    if not parser.parse_args(argv).check:
+        print(table(), end="")
+        return 0
+    found = differences(DOC.read_text())
+    print("\n".join(found) or f"{DOC.name} has what is computed")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    from gfdit.omni.plugin import prepare_cpu_process
-
-    prepare_cpu_process()
-    main()
+    sys.exit(main())

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitRequest, check_adapter
-from tools.artifact_sizes import FAMILIES as SIZES
-from tools.artifact_sizes import ImageRequest
+from gfdit.core import ParallelSpec
+from tests.adapters.sabotage import count_padding_in_rings, forget_a_block
+from tools.artifact_sizes import FLOAT32, Asked, Flux, Model, StableDiffusion3, ZImage
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,13 +64,15 @@ REQUESTS = {
     ),
 }
 
+#: Of the tiny checkpoints.
+TINY: dict[str, Model] = {"flux": Flux(64, 32), "sd3": StableDiffusion3(64, 64), "z-image": ZImage(64)}
 
 KitOf = Callable[..., AdapterKit]
 
 
 @pytest.fixture(scope="module")
 def kit_of(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator[KitOf]:
-    """``kit_of("flux", num_ranks=4, num_heads=4)``, each started once."""
+    """``kit_of("flux", num_ranks=4, num_heads=4)``, each started once; six ranks have a ring."""
     open_kits: dict[tuple[str, int, int], AdapterKit] = {}
     with ExitStack() as opened:
 
@@ -77,7 +80,8 @@ def kit_of(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator
             key = family, num_ranks, num_heads
             if key not in open_kits:
                 model = tiny_model(family, num_heads=num_heads)
-                open_kits[key] = opened.enter_context(AdapterKit(model, num_ranks, fork_server=fork_server))
+                kit = AdapterKit(model, num_ranks, fork_server=fork_server, ring=num_ranks == 6)
+                open_kits[key] = opened.enter_context(kit)
             return open_kits[key]
 
         yield get
@@ -116,15 +120,33 @@ def test_captions_of_other_lengths_do_not_share_a_pass(kit_of: KitOf) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", REQUESTS)
-def test_degrees_that_are_no_power_of_two(kit_of: KitOf, family: str) -> None:
+def test_every_degree(kit_of: KitOf, family: str) -> None:
+    """Of six heads: Ulysses takes 2, 3 and 6 ranks, a ring 4 and 5."""
     kit = kit_of(family, num_ranks=6, num_heads=6)
-    for request in REQUESTS[family][:2]:
+    guided, plain = REQUESTS[family][:2]
+    assert kit.candidates(plain) == tuple(ParallelSpec(sp) for sp in range(1, 7))
+    scripts = ["sp3@2,0,1", "sp4@1,5,0,3", "sp5@2,4,1,0,5", "sp6@0,1,2,3,4,5"]
+    scripts.append("sp3@0,1,2 sp4@3,1,5,2 sp1@5 sp6@5,4,3,2,1,0 sp5@0,1,2,3,4 sp2@3,4")
+    for request in (guided, plain):
         (stock,) = kit.stock(request)
-        scripts = ["sp3@2,0,1", "sp6@0,1,2,3,4,5", "sp3@0,1,2 sp1@5 sp6@5,4,3,2,1,0 sp2@3,4"]
-        if request is REQUESTS[family][0]:
-            scripts += ["cfg2xsp3@5,1,0,2,4,3 cfg2@4,0"]
-        for script in scripts:
+        for script in [*scripts, *(["cfg2xsp3@5,1,0,2,4,3 sp4@0,5,1,4 cfg2@4,0"] if request is guided else [])]:
             assert kit.run(request, script).difference(stock) <= TOLERANCE, script
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", REQUESTS)
+@pytest.mark.parametrize("error", [forget_a_block, count_padding_in_rings], ids=lambda error: error.__name__)
+def test_a_ring_with_an_error_is_seen(kit_of: KitOf, family: str, error: Callable[[Any, bool], None]) -> None:
+    """Negative control: in five shards of 117 image tokens there are three of padding."""
+    kit, request = kit_of(family, num_ranks=6, num_heads=6), REQUESTS[family][0]
+    (stock,) = kit.stock(request)
+    kit.on_ranks(error, True)
+    try:
+        wrong = kit.run(request, "sp5@2,4,1,0,5").difference(stock)
+    finally:
+        kit.on_ranks(error, False)
+    assert wrong > 10 * TOLERANCE
+    assert kit.run(request, "sp5@2,4,1,0,5").difference(stock) <= TOLERANCE
 
 
 @pytest.mark.thorough
@@ -145,10 +167,12 @@ def test_text_taken_for_image_tokens_is_seen(kit_of: KitOf, family: str) -> None
 def exchange_everything(executor: Any, on: bool) -> None:
     from vllm_omni.diffusion.attention.layer import Attention
 
-    from gfdit.omni.joint_ulysses import JointUlysses
+    from gfdit.omni.joint_attention import JointAttention
     from gfdit.omni.ulysses import GroupFreeUlysses
 
-    strategy = (GroupFreeUlysses if on else JointUlysses)(executor.runner.scope)
+    scope = executor.runner.scope
+    ulysses = GroupFreeUlysses(scope)
+    strategy = ulysses if on else JointAttention(scope, ulysses)
     for module in executor.runner.pipeline.modules():
         if isinstance(module, Attention):
             module.parallel_strategy = strategy
@@ -176,13 +200,13 @@ def be_of_batch(executor: Any, on: bool) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", REQUESTS)
 def test_artifacts_weigh_what_is_computed(kit_of: KitOf, family: str) -> None:
-    """``tools/artifact_sizes.py``, which computes those of published checkpoints, on this one."""
+    """By the computation that the figures in docs/models/artifacts.md come from."""
     guided = {"guidance_scale": 4.0, "true_cfg_scale": 4.0, "negative_prompt": REQUESTS[family][1].prompt}
     text_tokens = 32 if family != "z-image" else len("a red panda") + 19  # a token per byte, and the template
     for changes in ({}, guided):
         request = REQUESTS[family][1].but(**changes)
-        asked = ImageRequest(128, 128, text_tokens, bytes_per_number=4)
-        computed = SIZES[family].tiny(asked, bool(changes))
+        asked = Asked(height=128, width=128, text_tokens=text_tokens, guided=bool(changes), number=FLOAT32)
+        computed = TINY[family].artifacts(asked)
         for name, measured in kit_of(family).artifact_bytes(request)["denoise"].items():
             # Besides tensors: the generator, sampling parameters, the scheduler, and the names of it all.
             assert 0 <= sum(measured) - computed[name] <= 20_000, (name, measured, computed)

@@ -10,7 +10,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
 from gfdit.core.layouts import ParallelSpec
 from tests.adapters.conftest import Kits
-from tools.edit_helios_artifacts import FLOAT32, HeliosShape
+from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Helios
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -89,13 +89,14 @@ def test_only_degrees_that_need_no_padding_are_offered(kit: AdapterKit) -> None:
 @pytest.mark.thorough
 def test_what_artifacts_weigh(kit: AdapterKit) -> None:
     sizes = kit.artifact_bytes(GUIDED)
-    shape = HeliosShape(64, 64, text_width=64, num_bytes=FLOAT32)
-    made = shape.artifacts()
+    asked = Asked(height=64, width=64, num_frames=33, text_tokens=226, number=FLOAT32)
+    made = Helios(text_width=64).artifacts(asked)
+    frame = 16 * asked.places(8) * FLOAT32
     text, (latents, rest) = sizes["encode"]["conditioning"][0], sizes["encode"]["latents"]
     assert text == made["conditioning"]
     timesteps = 2 * 4 * FLOAT32  # the state's and the solver's
     # No solver history yet; four frames of 4 kB each are small enough to travel with the rest.
-    assert latents == made["latents"] - made["of them solver"] - 4 * shape.frame_bytes + timesteps
+    assert latents == made["latents"] - made[SOLVER] - 4 * frame + timesteps
     assert rest < 150_000
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gfdit.adapters.testing import AdapterKit, KitRequest, check_adapter
 from tests.adapters.conftest import Kits
+from tools.artifact_sizes import FLOAT32, Asked, QwenImage
 
 PLAIN = KitRequest(64, 64, steps=5)
 ODD = KitRequest(80, 80, steps=6, seed=2)  # 25 tokens: no degree but 1 divides them
@@ -58,3 +59,16 @@ def test_a_constant_degree_is_bit_identical_to_stock_at_that_degree(
     for request, stock in zip(requests, kit.stock(requests, **degrees), strict=True):
         for script in scripts:
             assert kit.run(request, script).identical(stock), (request, script)
+
+
+@pytest.mark.thorough
+def test_artifacts_weigh_what_is_computed(kit: AdapterKit) -> None:
+    """By the computation that the figures in docs/models/artifacts.md come from."""
+    measured = kit.artifact_bytes(GUIDED)["prepare"]
+    asked = Asked(height=128, width=128, text_tokens=1, number=FLOAT32)
+    per_token = QwenImage(text_width=64).artifacts(asked)["conditioning"] // asked.branches
+    # Neither branch is padded; sizes of all numbers of tokens are multiples of one token's.
+    text, _ = measured["conditioning"]
+    assert text % per_token == 0 and text // per_token > len(GUIDED.prompt)
+    timesteps = 6 * FLOAT32
+    assert measured["latents"][0] == QwenImage().artifacts(asked)["latents"] + timesteps

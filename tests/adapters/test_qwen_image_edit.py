@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
 from tests.adapters.conftest import Kits
-from tools.edit_helios_artifacts import FLOAT32, EditShape
+from tools.artifact_sizes import FLOAT32, Asked, QwenImage
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,12 +55,14 @@ def test_its_latents_are_an_artifact_that_steps_only_read(kit: AdapterKit) -> No
     sizes = kit.artifact_bytes(GUIDED)
     assert set(sizes["prepare"]) == {"conditioning", "latents", "image"}
     text, _ = sizes["prepare"]["conditioning"]
-    one_token = EditShape(128, 128, 1, text_width=64, num_bytes=FLOAT32).artifacts()["conditioning"]
-    shape = EditShape(128, 128, text // one_token, 1024, 64, pixels_per_token=32, num_bytes=FLOAT32)
+    model = QwenImage(text_width=64, pixels_per_token=32, image_tokens=1024)
+    asked = Asked(height=128, width=128, text_tokens=1, number=FLOAT32)
+    num_text = text // model.artifacts(asked)["conditioning"]
+    computed = model.artifacts(replace(asked, text_tokens=num_text))
     timesteps = 4 * FLOAT32
     assert {name: size for name, (size, _) in sizes["prepare"].items()} == {
-        **shape.artifacts(),
-        "latents": shape.artifacts()["latents"] + timesteps,
+        **computed,
+        "latents": computed["latents"] + timesteps,
     }
     assert all(rest < 10_000 for _, rest in sizes["prepare"].values()), "the pixels stay behind"
 
