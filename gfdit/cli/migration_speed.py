@@ -117,7 +117,7 @@ def make_calls(comm: GroupFreeComm, case: Case) -> dict[str, Callable[[], torch.
     command = _command(codec, whole, move)
     before = _artifact(command, whole, move.before, comm.rank)
     calls: dict[str, Callable[[], torch.Tensor | None]] = {
-        OURS: _Ours(comm.lane("migration"), command, before, codec),
+        OURS: _Ours(comm.lane("migration"), command, before, move.before, codec),
         GLOO: _Gloo(comm.rank, command, move, before, codec),
         BARE: _Gloo(comm.rank, command, move, before, None),
     }
@@ -156,13 +156,19 @@ class _Ours:
     comm: GroupFreeComm
     command: Migrate
     before: Artifact
+    layout: ExecutionLayout
     codec: FieldCodec
 
     def __call__(self) -> torch.Tensor | None:
         if self.comm.rank not in self.command.ranks:
             return None
-        arrived = migrate(self.comm, self.command, lambda: self.codec.pack(self.before), self.comm.device)
+        arrived = migrate(self.comm, self.command, self._export, self.comm.device)
         return None if arrived is None else self.codec.unpack(arrived.parts, self.comm.device)["latents"]
+
+    def _export(self) -> ArtifactParts:
+        parts = self.codec.pack(self.before)
+        parts.layout = self.layout
+        return parts
 
 
 class _Gloo:

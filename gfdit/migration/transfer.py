@@ -83,16 +83,18 @@ def migrate(
 
 
 class _OtherPartError(ValueError):
-    """What a rank holds is what it held before a copy that broke."""
+    """What a rank holds is what it held before a copy that broke: the part it should have got is lost."""
 
 
 def _checked(parts: ArtifactParts, view: ArtifactView, layout: ExecutionLayout, rank: int) -> ArtifactParts:
     if (names := [spec.name for spec in view.fields]) != list(parts.tensors):
         raise ValueError(f"it has the fields {', '.join(parts.tensors)}, expected: {', '.join(names)}")
     for spec in view.fields:
+        if spec.sharded and (parts.layout is None or spec.box(parts.layout, rank) != spec.box(layout, rank)):
+            raise _OtherPartError(f"field {spec.name} is the part under {parts.layout}, not that under {layout}")
         shape, expected = tuple(parts.tensors[spec.name].shape), _extents(spec.box(layout, rank))
         if shape != expected:
-            raise _OtherPartError(f"field {spec.name} has shape {shape}, under {layout} it is {expected}")
+            raise ValueError(f"field {spec.name} has shape {shape}, under {layout} it is {expected}")
     return parts
 
 
@@ -198,7 +200,7 @@ class _Receiver:
         view, target = command.view, command.target
         if comm.rank not in target.ranks:
             return None
-        parts = ArtifactParts(own.metadata if own is not None else b"")
+        parts = ArtifactParts(own.metadata if own is not None else b"", layout=target)
         for spec in view.fields:
             needed = spec.box(target, comm.rank)
             if own is not None and layout is not None:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.layouts import ExecutionLayout
 from gfdit.migration.codec import Artifact, ArtifactCodec
+from gfdit.migration.parts import ArtifactParts
 
 
 @dataclass(slots=True)
 class _Entry:
     artifact: Artifact
+    layout: ExecutionLayout | None
     view: ArtifactView | None  # once somebody has asked
 
 
@@ -25,14 +28,23 @@ class ArtifactStore:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
 
-    def put(self, name: str, artifact: Artifact, view: ArtifactView | None = None) -> None:
-        """``view``, if it is known, spares asking its codec."""
+    def put(
+        self, name: str, artifact: Artifact, layout: ExecutionLayout | None, view: ArtifactView | None = None
+    ) -> None:
+        """This rank has got its part under ``layout``. ``view``, if it is known, spares asking its codec."""
         with self._lock:
-            self._entries[name] = _Entry(artifact, view)
+            self._entries[name] = _Entry(artifact, layout, view)
 
     def get(self, name: str) -> Artifact:
         """Raises ``KeyError`` naming the artifact if this rank does not hold it."""
         return self._entry(name).artifact
+
+    def pack(self, name: str, codec: ArtifactCodec) -> ArtifactParts:
+        """Taken apart by ``codec``. Raises ``KeyError`` as :meth:`get` does."""
+        entry = self._entry(name)
+        parts = codec.pack(entry.artifact)
+        parts.layout = entry.layout
+        return parts
 
     def view(self, name: str, codec: ArtifactCodec) -> ArtifactView:
         """What it consists of, by ``codec``. Raises ``KeyError`` as :meth:`get` does."""

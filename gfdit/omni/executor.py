@@ -86,7 +86,7 @@ class OmniExecutor:
         made = []
         for call, output in zip(calls, outputs, strict=True):
             for name, artifact in zip(call.task.outputs, output.artifacts, strict=True):
-                self.store.put(name, artifact)
+                self.store.put(name, artifact, layout)
             if output.result is not None and self.rank == layout.ranks[0]:
                 made.append((call, output))
         return lambda: {call.task.request_id: self._pack(call, output) for call, output in made}
@@ -161,10 +161,10 @@ class OmniExecutor:
     # Artifacts, on the migration thread
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
-        return self.adapter.codec(artifact).pack(self.store.get(artifact))
+        return self.store.pack(artifact, self.adapter.codec(artifact))
 
     def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
-        self.store.put(artifact, self.adapter.codec(artifact).unpack(parts, self.device), view)
+        self.store.put(artifact, self.adapter.codec(artifact).unpack(parts, self.device), parts.layout, view)
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.store.drop(artifacts)

@@ -36,7 +36,10 @@ class TaskExecutor(Protocol):
         ...
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
-        """What this rank holds of it. Its tensors must not change while it is sent."""
+        """What this rank holds of it, with the layout it was made under, or that of ``import_artifact``.
+
+        Its tensors must not change while it is sent. Raises ``KeyError`` for what is not here.
+        """
         ...
 
     def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:

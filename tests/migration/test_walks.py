@@ -49,7 +49,7 @@ def slice_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 def parts_under(view: ArtifactView, layout: ExecutionLayout, rank: int) -> ArtifactParts:
     tensors = {f.name: slice_of(whole(f, i), f.box(layout, rank)) for i, f in enumerate(view.fields)}
-    return ArtifactParts(METADATA, tensors)
+    return ArtifactParts(METADATA, tensors, layout)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -48,6 +48,7 @@ class FakeExecutor:
         self.comm = comm
         self.folder = folder
         self.artifacts: dict[str, dict[str, Any]] = {}
+        self.layouts: dict[str, ExecutionLayout | None] = {}  # under which it got them
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         (task,) = tasks
@@ -66,6 +67,7 @@ class FakeExecutor:
         self._fail_if_told(task, "late")
         time.sleep(float(total[1]))
         for name in task.outputs:
+            self.layouts[name] = layout
             self.artifacts[name] = {"value": torch.tensor([float(task.step_index), self.task_s])}
             if artifact_kind(task.request_id, name) == "latents":
                 self.artifacts[name] |= self._latents(task, layout)
@@ -115,14 +117,18 @@ class FakeExecutor:
     def export_artifact(self, artifact: str) -> ArtifactParts:
         if artifact.startswith("unsendable"):
             raise TypeError("cannot pickle this")
-        return CODEC.pack(self.artifacts[artifact])
+        parts = CODEC.pack(self.artifacts[artifact])
+        parts.layout = self.layouts[artifact]
+        return parts
 
     def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
+        self.layouts[artifact] = parts.layout
         self.artifacts[artifact] = CODEC.unpack(parts, self.device)
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         for name in artifacts:
             self.artifacts.pop(name, None)
+            self.layouts.pop(name, None)
 
     def call(self, method: str, payload: bytes) -> bytes:
         args, kwargs = pickle.loads(payload)
