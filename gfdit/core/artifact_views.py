@@ -78,17 +78,16 @@ class ArtifactView(Struct, frozen=True, gc=False):
         """What ``rank`` holds under ``layout``, without metadata."""
         return sum([field.num_bytes(field.box(layout, rank)) for field in self.fields])
 
+    def same_part(self, rank: int, one: ExecutionLayout, other: ExecutionLayout) -> bool:
+        """Whether ``rank`` holds the same under both."""
+        return all([field.box(one, rank) == field.box(other, rank) for field in self.fields if field.sharded])
+
     def fits(self, held: Mapping[int, ExecutionLayout], target: ExecutionLayout) -> bool:
         """Whether every rank of ``target`` holds what it needs under it, and nothing else, already."""
         for rank in target.ranks:
             if rank not in held:
                 return False
-        return not self.sharded or all(
-            field.box(held[rank], rank) == field.box(target, rank)
-            for field in self.fields
-            if field.sharded
-            for rank in target.ranks
-        )
+        return not self.sharded or all([self.same_part(rank, held[rank], target) for rank in target.ranks])
 
     def covered_by(self, held: Mapping[int, ExecutionLayout]) -> bool:
         """Whether the ranks of ``held`` together, each with its part under its layout, have all of it."""

@@ -40,6 +40,7 @@ class Artifacts:
                     state.new_id(), task.request_id, name, plan.ranks, plan.transfers, layout, held, art.view
                 )
             )
+            art.replace_on(layout)
             art.holders.update(dict.fromkeys(layout.ranks, layout))
         return moves
 
@@ -79,7 +80,12 @@ class Artifacts:
         return freed
 
     def task_failed(self, record: RequestRecord, task: Task, dispatch: DispatchRecord) -> None:
-        """``task`` will run again if anything of its request will; ranks that finished have dropped its inputs."""
+        """``task`` will run again if anything of its request will; ranks that finished have dropped its inputs.
+
+        How far the others got is open: they may have its outputs.
+        """
+        for name in task.outputs:
+            record.artifacts[name].replace_on(dispatch.layout)
         for name in task.inputs:
             if name in dispatch.consumes:
                 record.artifacts[name].drop_from(dispatch.finished)
@@ -110,7 +116,8 @@ class Artifacts:
         art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
         if left:
-            left = left - art.kept.keys() - art.keeping
+            coming = {rank for rank, layout in art.keeping.items() if layout is not None}
+            left = left - art.kept.keys() - coming
         return [cmd.FreeArtifacts(tuple(sorted(left)), (name,), state.last_id)] if left else []
 
 

@@ -31,10 +31,10 @@ class Checkpoints:
         if (record := state.requests.get(command.request_id)) is None or rank not in command.target.ranks:
             return []
         art = record.artifacts[command.artifact]
-        art.keeping.discard(rank)
-        if not arrived:
+        layout = art.keeping.pop(rank, None)
+        if layout is None or not arrived:
             return []
-        art.kept[rank] = command.target
+        art.kept[rank] = layout
         kind = artifact_kind(record.request.id, art.id)
         freed: list[cmd.Command] = []
         for other in record.artifacts.values():
@@ -72,7 +72,7 @@ class Checkpoints:
                     keep=True,
                 )
             )
-            art.keeping.add(keeper)
+            art.keeping[keeper] = target
             record.touched.add(keeper)
         return moves
 

@@ -35,12 +35,26 @@ class ArtifactRecord(Struct, gc=False):
     holders: dict[int, ExecutionLayout] = {}
     view: ArtifactView = UNKNOWN
     kept: dict[int, ExecutionLayout] = {}  # copies to fall back on, even once it is freed
-    keeping: set[int] = set()  # where such a copy is on its way
+    keeping: dict[int, ExecutionLayout | None] = {}  # where one is on its way; None: it will not last there
 
     def drop_from(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self.holders.pop(rank, None)
             self.kept.pop(rank, None)
+            if rank in self.keeping:
+                self.keeping[rank] = None
+
+    def replace_on(self, layout: ExecutionLayout) -> None:
+        """The ranks of ``layout`` get or make their part under it, in the place of what they have or will have.
+
+        Unless that is the same part, it cannot be counted on any more, nor fallen back on.
+        """
+        for rank in layout.ranks:
+            for parts in (self.holders, self.kept):
+                if rank in parts and not self.view.same_part(rank, parts[rank], layout):
+                    del parts[rank]
+            if (coming := self.keeping.get(rank)) is not None and not self.view.same_part(rank, coming, layout):
+                self.keeping[rank] = None
 
 
 @dataclass(slots=True)
@@ -139,6 +153,8 @@ class RequestRecord:
         """
         art = self.artifacts[name]
         known = art.state is ArtifactState.MATERIALIZED
+        if known or art.kept or art.keeping:
+            art.replace_on(layout)
         if known:
             art.holders |= dict.fromkeys(holders, layout)
         else:

@@ -87,7 +87,7 @@ def plan_transfers(
     transfers = _in_rounds(sharing.transfers())
     sources = {transfer.source for transfer in transfers}
     others = {rank for transfer in transfers for rank in transfer.destinations}
-    others.update(rank for rank in target.ranks if rank in held and not _fits(view, rank, held[rank], target))
+    others.update(rank for rank in target.ranks if rank in held and not view.same_part(rank, held[rank], target))
     return TransferPlan((*sorted(sources), *sorted(others - sources)), transfers)
 
 
@@ -137,10 +137,6 @@ class _Sharing:
             pieces.sort(key=lambda piece: (piece.index, piece.box))
             made.append(Transfer(*way, tuple(pieces), way in self._metadata, self.num_bytes(pieces)))
         return made
-
-
-def _fits(view: ArtifactView, rank: int, held: ExecutionLayout, target: ExecutionLayout) -> bool:
-    return all(field.box(held, rank) == field.box(target, rank) for field in view.fields if field.sharded)
 
 
 def _lacking(

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from gfdit.core import ControlPlane, RankRecord
+from gfdit.core import (
+    ControlPlane,
+    Decision,
+    Dispatch,
+    ExecutionLayout,
+    ParallelSpec,
+    Policy,
+    RankRecord,
+    SchedulerView,
+)
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.artifact_views import UNKNOWN, ArtifactView, FieldView
 from gfdit.core.cost_table import NominalCostModel
 from gfdit.policies.fcfs import Fcfs
 from tests.support.workload import make_request
@@ -18,11 +28,14 @@ class Driver:
     But for copies of the artifacts in ``slow``: the last one of each is in ``copies``.
     """
 
-    def __init__(self, group_size: int, **options: int) -> None:
+    def __init__(self, policy: int | Policy, **options: int) -> None:
+        """``policy``: ``fcfs`` with groups of so many, or another one."""
         self.slow: tuple[str, ...] = ()
+        self.latents = UNKNOWN
         self.copies: dict[str, cmd.Migrate] = {}
         ranks = [RankRecord(rank, frozenset("m")) for rank in range(2)]
-        self.plane = ControlPlane(Fcfs(group_size), ranks, NominalCostModel(), **options)
+        policy = Fcfs(policy) if isinstance(policy, int) else policy
+        self.plane = ControlPlane(policy, ranks, NominalCostModel(), **options)
         self.ran: list[str] = []
         self.endings: list[cmd.Command] = []
         self.now_s = 0.0
@@ -36,8 +49,10 @@ class Driver:
             if isinstance(command, cmd.RunTask):
                 self.ran.append(command.tasks[0].id.partition("/")[2])
                 if self.ran[-1] != until:
+                    made = [name for task in command.tasks for name in task.outputs if "latents" in name]
+                    views = tuple((name, self.latents) for name in made)
                     for rank in command.layout.ranks:
-                        self.tell(ev.TaskFinished(command.dispatch_id, rank, 0.1), until)
+                        self.tell(ev.TaskFinished(command.dispatch_id, rank, 0.1, views), until)
             elif isinstance(command, cmd.Migrate) and command.artifact in self.slow:
                 self.copies[command.artifact] = command
             elif isinstance(command, cmd.ResetEdges):
@@ -69,6 +84,46 @@ def test_it_goes_on_from_the_last_boundary_that_survives(
     if group_size > 1:  # its peer is woken
         (dispatch,) = driver.plane.state.dispatches
         driver.tell(ev.TaskFailed(dispatch, 1, "aborted", secondary=True))
+    assert driver.ran[0] == again and driver.ran[-1] == "decode"
+    assert driver.endings == [cmd.CompleteRequest("a")] and driver.plane.idle
+
+
+class InFront:
+    """Every task on rank 0, but the third step on both, rank 1 in front; all on rank 1 once it is alone."""
+
+    name = "in front"
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        if len(view.free_ranks) < len(view.ranks):
+            return Decision()
+        (task,) = view.ready
+        layout = ExecutionLayout(view.free_ranks[:1])
+        if task.step_index == 2 and len(view.free_ranks) == 2:
+            layout = ExecutionLayout((1, 0), ParallelSpec(2))
+        return Decision((Dispatch((task.id,), layout),))
+
+
+SPLIT = ArtifactView((FieldView("latents", "float32", 4, (1, 8), sp_dim=1),))
+WHOLE = ArtifactView((FieldView("latents", "float32", 4, (1, 8)),))
+
+
+@pytest.mark.parametrize(("latents", "again"), [(WHOLE, "denoise/2"), (SPLIT, "prepare")])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_copy_in_whose_place_a_part_has_come_is_not_gone_on_from(
+    latents: ArtifactView, again: str, late: bool
+) -> None:
+    """The third step brings half of it to rank 1, where the whole is kept. ``late``: that is told afterwards."""
+    driver = Driver(InFront(), checkpoint_every_steps=2)
+    driver.latents = latents
+    driver.slow = ("a/latents/2",) if late else ()
+    driver.tell(ev.RequestArrived(*make_request("a", num_steps=5)), until="denoise/2")
+    for number, copy in list(driver.plane.migrations.open.items()):
+        for rank in copy.command.ranks:
+            driver.tell(ev.MigrationFinished(number, rank), until="denoise/2")
+    driver.ran.clear()
+    driver.tell(ev.RankLost(0, "test"))
+    (dispatch,) = driver.plane.state.dispatches
+    driver.tell(ev.TaskFailed(dispatch, 1, "aborted", secondary=True))
     assert driver.ran[0] == again and driver.ran[-1] == "decode"
     assert driver.endings == [cmd.CompleteRequest("a")] and driver.plane.idle
 

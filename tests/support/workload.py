@@ -61,3 +61,16 @@ def random_graph(draw: random.Random, request_id: str, candidates: tuple[Paralle
         tasks.append(Task(f"{request_id}/t{index}", request_id, kind, index, inputs, outputs, specs))
         made.extend(outputs)
     return TaskGraph(request_id, tuple(tasks))
+
+
+def fan_graph(request_id: str, candidates: tuple[ParallelSpec, ...], num_rounds: int) -> TaskGraph:
+    """Rounds of three tasks that read the same artifact; one of them makes that of the next round."""
+    encode = Task(f"{request_id}/t0", request_id, TaskKind.ENCODE, 0, (), (f"{request_id}/x0",), candidates[:1])
+    tasks = [encode]
+    for number in range(1, num_rounds + 1):
+        for outputs in ((f"{request_id}/x{number}",), (), ()):
+            index = len(tasks)
+            inputs = (f"{request_id}/x{number - 1}",)
+            task_id = f"{request_id}/t{index}"
+            tasks.append(Task(task_id, request_id, TaskKind.DENOISE, index, inputs, outputs, candidates))
+    return TaskGraph(request_id, tuple(tasks))

@@ -1,4 +1,4 @@
-"""Bugs planted in the control plane, each by one monkeypatch: the simulation must find every one of them."""
+"""Planted bugs, nearly all in the control plane, each by a monkeypatch: the simulation must find every one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core import outcomes as outcomes_module
 from gfdit.core import state as state_module
+from gfdit.core.artifact_views import FieldView
 from gfdit.core.artifacts import Artifacts
 from gfdit.core.checkpoints import Checkpoints
 from gfdit.core.commands import ResetEdges
 from gfdit.core.control import ControlPlane
 from gfdit.core.edges import EdgeResets
+from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.lifecycle import Lifecycle
 from gfdit.core.migrations import Migrations
 from gfdit.core.records import DispatchRecord
 from gfdit.core.state import ClusterState
+from tests.whole import workers, world
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Plant] = {}
@@ -198,3 +201,19 @@ def a_rewound_request_forgets_its_readers(patch: pytest.MonkeyPatch) -> None:
         return withdrawn
 
     patch.setattr(state_module, "rewind", rewind)
+
+
+@mutant
+def a_sender_tells_parts_apart_by_their_shapes(patch: pytest.MonkeyPatch) -> None:
+    """A bug of the workers: parts of equal shape are not always the same part."""
+
+    def shape(spec: FieldView, layout: ExecutionLayout, rank: int) -> list[int]:
+        return [end - begin for begin, end in spec.box(layout, rank)]
+
+    def would_send(process: workers.Process, artifact: str, layout: ExecutionLayout) -> bool:
+        if (part := process.store.get(artifact)) is None:
+            return False
+        rank, fields = process.rank, process.contents.view(artifact).fields
+        return all(shape(spec, part.layout, rank) == shape(spec, layout, rank) for spec in fields)
+
+    patch.setattr(world, "would_send", would_send)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from gfdit.core import Policy
+from gfdit.core import Decision, Dispatch, ExecutionLayout, Policy, SchedulerView
 from gfdit.policies.edf import Edf
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -16,6 +16,35 @@ from gfdit.policies.tetriserve import TetriServe
 from gfdit.policies.triage import Triage
 
 POLICIES = (RandomLayout, Equipartition, Fcfs, Srtf, Edf, Rssp, TetriServe, Triage)
+
+
+class ChangingPlaces:
+    """Any ranks, but the two that a request had last in reverse order: then both hold the other one's part."""
+
+    name = "changing places"
+    run_ahead = True
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        free = list(view.free_ranks)
+        dispatches = []
+        for task in view.ready:
+            last = view.requests[task.request_id].last_layout
+            specs = [spec for spec in task.candidates if spec.size <= len(free)]
+            if not specs:
+                continue
+            draw = random.Random(f"{self.seed} {task.id}")  # the same answer whenever it is asked
+            may_change = last is not None and last.parallel in specs and set(last.ranks) <= set(free)
+            if last is not None and may_change and draw.random() < 0.7:
+                layout = ExecutionLayout(last.ranks[::-1], last.parallel)
+            else:
+                spec = draw.choice(specs)
+                layout = ExecutionLayout(tuple(draw.sample(free, spec.size)), spec)
+            dispatches.append(Dispatch((task.id,), layout))
+            free = [rank for rank in free if rank not in layout.ranks]
+        return Decision(tuple(dispatches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +64,7 @@ class Weather:
     longest_detection_s: float
     longest_restart_s: float
     longest_lag_s: float  # of a migration lane
+    split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
 
     @classmethod
     def draw(cls, draw: random.Random) -> Weather:
@@ -43,13 +73,14 @@ class Weather:
         def perhaps(most: float) -> float:
             return draw.random() * most if draw.random() < 0.65 else 0.0
 
+        split = draw.random() < 0.3
         return cls(
             deaths_per_s=perhaps(0.5),
             hangs_per_s=perhaps(0.2),
             cancel_storms_per_s=perhaps(0.1),
             clock_jumps_per_s=perhaps(0.2),
             task_error=perhaps(0.03),
-            copy_error=perhaps(0.02),
+            copy_error=draw.uniform(0.05, 0.2) if split else perhaps(0.02),
             spurious_echo=perhaps(0.03),
             duplicate=perhaps(0.1),
             slow_rank=perhaps(0.5),
@@ -57,9 +88,15 @@ class Weather:
             longest_detection_s=draw.choice([0.0, 0.1, 5.0]),
             longest_restart_s=draw.choice([0.1, 5.0, 40.0]),
             longest_lag_s=draw.choice([0.001, 0.5, 20.0]),
+            split=split,
         )
 
+    def draw_policy(self, draw: random.Random) -> Policy:
+        if self.split:
+            return ChangingPlaces(draw.randrange(1_000_000))
+        kind = draw.choice(POLICIES)
+        return kind()
 
-def draw_policy(draw: random.Random) -> Policy:
-    kind = draw.choice(POLICIES)
-    return kind()
+    def draw_num_ranks(self, draw: random.Random) -> int:
+        """Where artifacts are split, few: their layouts overlap."""
+        return draw.choice([3, 4] if self.split else [1, 2, 3, 4, 4, 5, 6])

@@ -15,11 +15,14 @@ from typing import Literal
 
 from gfdit.core import ExecutionLayout, Request, Task, TaskGraph
 from gfdit.core import commands as cmd
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifact_views import ArtifactView, FieldView
 from gfdit.core.commands import Lane
 from gfdit.core.tasks import artifact_kind
-from tests.support.cluster import VIEWS
 
+SPLIT_VIEWS = (
+    ArtifactView((FieldView("rows", "float32", 4, (1, 12), sp_dim=1),)),  # in parts of the same shape
+    ArtifactView((FieldView("branches", "float32", 4, (2, 12), sp_dim=1, cfg_dim=0),)),
+)
 ECHO = "a peer failed"
 Claim = Literal["begun", "withdrawn"]
 """What is to become of a queued task: the first claim decides for all its ranks."""
@@ -30,11 +33,34 @@ class ContractError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """What artifacts consist of in one run: alike for those of one kind of a request."""
+
+    seed: int
+    views: tuple[ArtifactView, ...]
+
+    def view(self, artifact: str) -> ArtifactView:
+        request_id = artifact.partition("/")[0]
+        name = f"{self.seed}/{request_id}/{artifact_kind(request_id, artifact)}"
+        return self.views[zlib.crc32(name.encode()) % len(self.views)]
+
+    def to_report(self, task: Task) -> tuple[tuple[str, ArtifactView], ...]:
+        """Of outputs that are not like an input."""
+        kinds = {artifact_kind(task.request_id, name) for name in task.inputs}
+        new = [name for name in task.outputs if artifact_kind(task.request_id, name) not in kinds]
+        return tuple((name, self.view(name)) for name in new)
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """Of an artifact, under ``layout``; ``number`` is that of the task or copy that made it."""
+    """Of an artifact, under ``layout``; ``number`` is that of the task or copy that made it.
+
+    ``junk``: put together from parts that were not what they were sent for.
+    """
 
     number: int
     layout: ExecutionLayout
+    junk: bool = False
 
 
 @dataclass(slots=True)
@@ -85,6 +111,8 @@ class Operation:
     aborted: bool = False
     bereft: bool = False  # a member was lost before all had reported
     blamed: bool = False  # a member failed by itself
+    refused: bool = False  # by a source, which says so to all it sends to
+    brings_junk: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -105,6 +133,7 @@ class Process:
     rank: int
     incarnation: int
     num_ranks: int
+    contents: Contents
     slowness: float = 1.0
     alive: bool = True
     stuck: bool = False  # its compute lane, in a task or before one; the rest of it goes on
@@ -143,24 +172,20 @@ class Process:
                 edge.generation, edge.instance, edge.broken_by = generation, 0, None
 
 
-def view_of(artifact: str) -> ArtifactView:
-    """What it consists of: alike for artifacts of one kind of a request."""
-    request_id = artifact.partition("/")[0]
-    return VIEWS[zlib.crc32(f"{request_id}/{artifact_kind(request_id, artifact)}".encode()) % len(VIEWS)]
-
-
-def views_to_report(task: Task) -> tuple[tuple[str, ArtifactView], ...]:
-    """Of outputs that are not like an input."""
-    kinds = {artifact_kind(task.request_id, name) for name in task.inputs}
-    new = [name for name in task.outputs if artifact_kind(task.request_id, name) not in kinds]
-    return tuple((name, view_of(name)) for name in new)
-
-
 def has_part(process: Process, artifact: str, layout: ExecutionLayout) -> bool:
-    """Whether what ``process`` holds is its part under ``layout``."""
-    if (part := process.store.get(artifact)) is None:
-        return False
-    rank, fields = process.rank, view_of(artifact).fields
+    """Whether what ``process`` holds is its part under ``layout``, element by element."""
+    part = process.store.get(artifact)
+    return part is not None and not part.junk and _is_part(process, part, artifact, layout)
+
+
+def would_send(process: Process, artifact: str, layout: ExecutionLayout) -> bool:
+    """Whether ``process`` takes what it holds for its part under ``layout``: it knows under which it got that."""
+    part = process.store.get(artifact)
+    return part is not None and _is_part(process, part, artifact, layout)
+
+
+def _is_part(process: Process, part: Part, artifact: str, layout: ExecutionLayout) -> bool:
+    rank, fields = process.rank, process.contents.view(artifact).fields
     return all(spec.box(part.layout, rank) == spec.box(layout, rank) for spec in fields)
 
 

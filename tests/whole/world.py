@@ -14,17 +14,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gfdit.core import ControlPlane, RankRecord, Request, TaskGraph
+from gfdit.core import ControlPlane, ParallelSpec, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifact_views import ArtifactView
 from gfdit.core.commands import Lane
 from gfdit.core.cost_table import NominalCostModel
-from tests.support.workload import random_requests
-from tests.whole.weather import Weather, draw_policy
+from tests.support.cluster import VIEWS
+from tests.support.workload import fan_graph, random_graph, random_requests
+from tests.whole.weather import Weather
 from tests.whole.workers import (
     ECHO,
+    SPLIT_VIEWS,
     Claim,
+    Contents,
     ContractError,
     Life,
     Operation,
@@ -36,7 +39,7 @@ from tests.whole.workers import (
     finds_broken_edge,
     has_part,
     use_edges,
-    views_to_report,
+    would_send,
 )
 
 FAULTS_END_S = 60.0  # from then on ranks come back and stay, and all must end
@@ -55,17 +58,18 @@ class World:
         self.log = log
         draw = self.draw = random.Random(seed)
         self.weather = Weather.draw(draw)
-        num_ranks = draw.choice([1, 2, 3, 4, 4, 5, 6])
+        self.contents = Contents(seed, SPLIT_VIEWS if self.weather.split else VIEWS)
+        num_ranks = self.weather.draw_num_ranks(draw)
         ranks = [RankRecord(rank, frozenset("m")) for rank in range(num_ranks)]
         self.control = ControlPlane(
-            draw_policy(draw),
+            self.weather.draw_policy(draw),
             ranks,
             NominalCostModel(),
             run_ahead=draw.randrange(2),
             max_retries=MAX_RETRIES,
             checkpoint_every_steps=draw.choice([0, 1, 2]),
         )
-        self.processes = [Process(rank, 0, num_ranks, self._slowness()) for rank in range(num_ranks)]
+        self.processes = [self._start(rank, 0, num_ranks) for rank in range(num_ranks)]
         self.lives: dict[str, Life] = {}
         self.endings: Counter[str] = Counter()
         self.num_events = self.num_deaths = self.num_emitted = self.digest = 0
@@ -97,6 +101,10 @@ class World:
         burst = draw.random() < 0.3
         for request, graph in random_requests(draw, draw.randint(1, 16)):
             at_s += 0.0 if burst else draw.expovariate(0.5)
+            if self.weather.split:
+                degrees = ParallelSpec(1), ParallelSpec(2)
+                fan = draw.random() < 0.7
+                graph = fan_graph(request.id, degrees, 5) if fan else random_graph(draw, request.id, degrees)
             if draw.random() < 0.3:  # its last task may run on several ranks, too
                 widest = max((task.candidates for task in graph.tasks), key=len)
                 graph = replace(graph, tasks=(*graph.tasks[:-1], replace(graph.tasks[-1], candidates=widest)))
@@ -178,12 +186,13 @@ class World:
         self._after(self._up_to(self.weather.longest_restart_s), self._restart, process)
 
     def _restart(self, dead: Process) -> None:
-        process = Process(dead.rank, dead.incarnation + 1, len(self.processes), self._slowness())
+        process = self._start(dead.rank, dead.incarnation + 1, len(self.processes))
         self.processes[dead.rank] = process
         self._tell(ev.RankJoined(dead.rank))
 
-    def _slowness(self) -> float:
-        return 10.0 if self.draw.random() < self.weather.slow_rank else 1.0
+    def _start(self, rank: int, incarnation: int, num_ranks: int) -> Process:
+        slowness = 10.0 if self.draw.random() < self.weather.slow_rank else 1.0
+        return Process(rank, incarnation, num_ranks, self.contents, slowness)
 
     # Workers
 
@@ -262,14 +271,16 @@ class World:
 
     def _begin_copy(self, operation: Operation, command: cmd.Migrate, seconds: float) -> None:
         name = command.artifact
-        lacking = [rank for rank, layout in command.held if not has_part(operation.members[rank], name, layout)]
-        if lacking and command.keep:
-            self._after(seconds, self._refuse_copy, operation, ECHO)  # its task has run on
-        elif lacking:
-            if not any(life.disturbed for life in operation.lives):
+        held = [(operation.members[rank], layout) for rank, layout in command.held]
+        lacking = [process.rank for process, layout in held if not would_send(process, name, layout)]
+        operation.brings_junk = not all(has_part(process, name, layout) for process, layout in held)
+        if lacking:  # its task has run on and this was to fall back on; or it did not get there, or has left
+            if not (command.keep or any(life.disturbed for life in operation.lives)):
                 raise ContractError(f"rank {lacking[0]} does not hold its part of {name}")
-            self._after(seconds, self._refuse_copy, operation, ECHO)  # it did not get there, or has left
+            operation.refused = True
+            self._after(seconds, self._refuse_copy, operation, ECHO)
         elif self.draw.random() < self.weather.copy_error:
+            operation.refused = True
             self._after(seconds, self._refuse_copy, operation, "cannot be sent")
         else:
             self._after(seconds, self._complete, operation)
@@ -289,7 +300,7 @@ class World:
             known = process.store.get(command.artifact)
             newest = known is None or known.number < command.migration_id  # it may have been made again meanwhile
             if newest and process.rank in command.target.ranks:
-                process.store[command.artifact] = Part(command.migration_id, command.target)
+                process.store[command.artifact] = Part(command.migration_id, command.target, operation.brings_junk)
             self._end_copy(command, process, "")
             return
         made = Part(command.dispatch_id, command.layout)
@@ -298,7 +309,7 @@ class World:
             process.store.pop(name, None)
         views: tuple[tuple[str, ArtifactView], ...] = ()
         if process.rank == command.layout.ranks[0]:
-            views = tuple(view for task in command.tasks for view in views_to_report(task))
+            views = tuple(view for task in command.tasks for view in self.contents.to_report(task))
             for life, task in zip(operation.lives, command.tasks, strict=True):
                 life.has_result |= not task.outputs
         done = ev.TaskFinished(command.dispatch_id, process.rank, self.draw.random(), views)
@@ -342,7 +353,7 @@ class World:
 
     def _leave_broken(self, operation: Operation, process: Process) -> None:
         """A member was lost: ``process`` fails with an echo, unless it has received all it needs."""
-        if operation.begun and self.draw.random() < 0.3:
+        if operation.begun and not operation.refused and self.draw.random() < 0.3:
             self._after(self._up_to(0.05), self._finish, operation, process)
         else:
             self._after(self._up_to(0.05), self._fail, operation, process, ECHO)
@@ -359,7 +370,7 @@ class World:
     def _learn_of_death(self, process: Process, dead: Process) -> None:
         """Leave whatever is shared with the dead."""
         process.known_dead.add(dead)
-        for lane in process.busy.copy():
+        for lane in sorted(process.busy):  # which order a set has differs from process to process
             operation = process.lanes[lane][0]
             if isinstance(operation, Operation) and dead in operation.members.values():
                 self._leave_broken(operation, process)
