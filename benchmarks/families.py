@@ -5,6 +5,7 @@ How steps scale depends on model, size and machine; this is the same command for
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ FAMILIES = {
     "wan2.2-i2v": VIDEO,
     "helios": Shape(64, 64, 33),
 }
+# Rewriting a prompt generates 512 tokens, whatever the image.
+EXTRA_PARAMS = {"longcat-image": {"enable_prompt_rewrite": False}}
 NEED_IMAGE = ("qwen-image-edit", "wan2.2-i2v")
 WIDTH = ("--layers", "4", "--heads", "4", "--head-dim", "32")
 GFDIT = str(Path(sys.executable).with_name("gfdit"))
@@ -73,6 +76,8 @@ def command(family: str, folder: Path, out: Path, picture: Path, args: argparse.
     argv += ["--shape", str(FAMILIES[family]), "--min-reps", "4", "--max-reps", str(args.max_reps)]
     if family in NEED_IMAGE:
         argv += ["--input-image", str(picture)]
+    if family in EXTRA_PARAMS:
+        argv += ["--extra-params", json.dumps(EXTRA_PARAMS[family])]
     return argv if family in published else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
 
 

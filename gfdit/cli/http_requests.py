@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gfdit.sim.trace import TraceRequest
@@ -49,19 +50,26 @@ def seed_of(request_id: str) -> int:
     return zlib.crc32(request_id.encode()) & 0x7FFFFFFF
 
 
-def generation(request: TraceRequest, *, send_slo: bool, input_image: bytes | None = None) -> Generation:
+def generation(
+    request: TraceRequest,
+    *,
+    send_slo: bool,
+    input_image: bytes | None = None,
+    extra_params: Mapping[str, Any] = MappingProxyType({}),
+) -> Generation:
     """How to ask for ``request``; ``input_image`` is a PNG to edit, or to begin the video with.
 
-    ``send_slo`` tells the server deadline, class and priority, which only gfdit understands.
+    ``send_slo`` tells the server deadline, class and priority, which only gfdit understands. ``extra_params`` are
+    what only the model understands.
     """
-    slo = {"gfdit": _slo(request)} if send_slo else {}
+    extra = {**extra_params, "gfdit": _slo(request)} if send_slo else dict(extra_params)
     if request.num_frames > 1:
-        form = _video_form(request) | ({"extra_params": json.dumps(slo)} if slo else {})
+        form = _video_form(request) | ({"extra_params": json.dumps(extra)} if extra else {})
         files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
         return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
     if input_image is not None:
-        return Generation(CHAT_PATH, {"json": _chat_body(request, input_image, slo)}, _read_chat_image)
-    body = _image_body(request) | ({"extra_params": slo} if slo else {})
+        return Generation(CHAT_PATH, {"json": _chat_body(request, input_image, extra)}, _read_chat_image)
+    body = _image_body(request) | ({"extra_params": extra} if extra else {})
     return Generation(IMAGES_PATH, {"json": body}, _read_image)
 
 
@@ -93,13 +101,13 @@ def _video_form(request: TraceRequest) -> dict[str, Any]:
     return form | _common(request)
 
 
-def _chat_body(request: TraceRequest, input_image: bytes, slo: dict[str, Any]) -> dict[str, Any]:
+def _chat_body(request: TraceRequest, input_image: bytes, extra: dict[str, Any]) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(input_image).decode()}"
     content = [
         {"type": "text", "text": prompt_of(request.id)},
         {"type": "image_url", "image_url": {"url": url}},
     ]
-    extra_body = _common(request) | {"extra_args": slo}
+    extra_body = _common(request) | {"extra_args": extra}
     return {"messages": [{"role": "user", "content": content}], "extra_body": extra_body}
 
 

@@ -1,10 +1,11 @@
 """`gfdit profile MODEL --ranks N --out C.json`: measure a cost table on a real server."""
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gfdit.core import Shape
 
@@ -28,6 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="HxW[xF]", type=parse_shape, nargs="+", help=f"sizes (default: {sizes})"
     )
     parser.add_argument("--input-image", metavar="PNG", type=Path, help="for models that edit or animate an image")
+    parser.add_argument(
+        "--extra-params", metavar="JSON", type=parse_params, default={}, help="for the model, with every request"
+    )
     parser.add_argument("--cfg", choices=GUIDANCE, default="both", help="guidance, where the model has it")
     parser.add_argument("--batch", metavar="B", type=int, nargs="+", default=[1], help="sizes of batched steps")
     parser.add_argument("--model-name", metavar="NAME", help="what the table calls the model")
@@ -49,6 +53,16 @@ def parse_shape(text: str) -> Shape:
     return shape
 
 
+def parse_params(text: str) -> dict[str, Any]:
+    try:
+        params = json.loads(text)
+    except ValueError:
+        params = None
+    if not isinstance(params, dict) or "gfdit" in params:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object of parameters of the model")
+    return params
+
+
 def run(args: argparse.Namespace) -> int:
     """Saves after every measurement: however a run ends, the next one goes on from there."""
     from gfdit.cli.profile_plan import Effort, Profiler
@@ -62,12 +76,14 @@ def run(args: argparse.Namespace) -> int:
     command = server_command(args)
     input_image = args.input_image.read_bytes() if args.input_image else None
     method = "gfdit profile, " + ("other ranks idle" if args.idle else "all ranks busy with all shapes")
+    if args.extra_params:
+        method += f", {json.dumps(args.extra_params, sort_keys=True)}"
     table = ProfileTable(args.out, hardware(), method)
     log_path = args.out.with_name(f"{args.out.name}.log")
     log_path.parent.mkdir(parents=True, exist_ok=True)
     print(f"starting {args.model} on {args.ranks} ranks (log: {log_path}) ...", flush=True)
     try:
-        with ProfileServer(command, log_path, args.timeout_s, input_image) as server:
+        with ProfileServer(command, log_path, args.timeout_s, input_image, args.extra_params) as server:
             measure(args, Profiler(server, args.ranks, effort), table)
     except KeyboardInterrupt:
         print(f"interrupted: {args.out} keeps {len(table.entries)} entries; run again to go on", file=sys.stderr)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.cli.server_process import free_port, start_server
@@ -41,16 +41,22 @@ class MeasurementError(RuntimeError):
 
 class ProfileServer:
     """``samples`` has everything measured so far. ``command`` is a whole `gfdit serve` without a policy; every
-    request comes with ``input_image``, a PNG, if there is one.
+    request comes with ``input_image``, a PNG, if there is one, and ``extra_params`` for the model.
 
     Raises :class:`~gfdit.cli.server_process.ServerError` if the server does not come up.
     """
 
     def __init__(
-        self, command: Sequence[str], log_path: Path, request_timeout_s: float, input_image: bytes | None = None
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        request_timeout_s: float,
+        input_image: bytes | None = None,
+        extra_params: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.samples = Samples()
         self._input_image = input_image
+        self._extra_params = extra_params
         self._request_timeout_s = request_timeout_s
         self._num_requests = 0
         with ExitStack() as stack:
@@ -92,7 +98,9 @@ class ProfileServer:
                 )
             )
         known = set(self.samples.arrived)
-        options = ReplayOptions(self._base_url, True, self._request_timeout_s, self._input_image)
+        options = ReplayOptions(
+            self._base_url, True, self._request_timeout_s, self._input_image, self._extra_params
+        )
         for outcome, request in zip(replay(trace, options), requests, strict=True):
             if outcome.error:
                 raise MeasurementError(f"{request.shape}: status {outcome.status}: {outcome.error}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gfdit.cli.http_requests import Generation, generation
 from gfdit.sim.trace import TraceRequest
@@ -54,13 +54,15 @@ class Outcome:
 class ReplayOptions:
     """``send_slo`` tells the server deadline, class and priority, which only gfdit understands.
 
-    ``input_image`` is a PNG that every request edits, or begins its video with.
+    ``input_image`` is a PNG that every request edits, or begins its video with. ``extra_params`` go with every
+    request: what only the model understands.
     """
 
     base_url: str
     send_slo: bool = False
     request_timeout_s: float = 600.0
     input_image: bytes | None = None
+    extra_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 def replay(
@@ -73,7 +75,13 @@ def replay(
     A server that fails, refuses or disappears makes failed outcomes, not an exception. In the trace's order.
     """
     generations = [
-        generation(request, send_slo=options.send_slo, input_image=options.input_image) for request in trace
+        generation(
+            request,
+            send_slo=options.send_slo,
+            input_image=options.input_image,
+            extra_params=options.extra_params,
+        )
+        for request in trace
     ]
     return asyncio.run(_replay(trace, generations, options, on_done))
 

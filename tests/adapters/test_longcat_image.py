@@ -54,7 +54,7 @@ def test_every_degree(kits: Kits, tiny_model: Callable[..., Path]) -> None:
         assert kit.run(GUIDED, script).difference(stock) <= 1e-4, script
     kit.on_ranks(count_padding_in_rings, True)
     wrong = kit.run(GUIDED, "sp4@1,5,0,3").difference(stock)
-    assert wrong > 1e-3, "negative control"
+    assert wrong > 3e-4, "negative control: one token of padding beside 512 of text"
 
 
 def test_rewritten_prompts_and_renormalized_guidance(kit: AdapterKit) -> None:

@@ -73,6 +73,16 @@ def test_only_gfdit_is_told_the_deadline() -> None:
     assert edit["extra_body"]["extra_args"] == {"gfdit": slo}
 
 
+def test_the_model_gets_its_own_parameters() -> None:
+    request, own = trace_request("a"), {"sample_solver": "euler"}
+    image = generation(request, send_slo=False, extra_params=own).arguments["json"]
+    assert image["extra_params"] == own
+    video = generation(replace(request, num_frames=5), send_slo=True, extra_params=own).arguments["data"]
+    assert json.loads(video["extra_params"]) == {"gfdit": {"slo_class": "S", "priority": 0}} | own
+    edit = generation(request, send_slo=False, input_image=b"png", extra_params=own).arguments["json"]
+    assert edit["extra_body"]["extra_args"] == own
+
+
 def body_of(request: TraceRequest, send_slo: bool = False) -> Any:
     return generation(request, send_slo=send_slo).arguments["json"]
 

@@ -15,6 +15,7 @@ from gfdit.cli.main import main
 from gfdit.cli.profile_server import ProfileServer
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
 from gfdit.core.cost_table import CostTable, TableCostModel
+from gfdit.sim.graphs import GraphBuilder
 
 pytestmark = pytest.mark.timeout(300)
 FLAGS = ["--", "--dtype", "float32", "--enforce-eager"]
@@ -70,6 +71,29 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     assert new == {(96, False, 1)} and before != (tmp_path / "c.json").read_bytes()
 
 
+@pytest.mark.thorough
+def test_shared_decodes_are_measured_and_known_to_simulator_and_policies(model: Path, tmp_path: Path) -> None:
+    """What fits a tile is decoded by one rank, what has more of them by either number, and so it is simulated."""
+    out = tmp_path / "c.json"
+    shapes = ["--shape", "64x64", "64x448", "--cfg", "off"]
+    argv = ["profile", str(model), "--ranks", "2", "--model-name", "tiny", "--out", str(out), *QUICK, *shapes]
+    assert main([*argv, *FLAGS, "--vae-use-tiling"]) == 0
+    table = CostTable.load(out)
+    one, two = ParallelSpec(1), ParallelSpec(2)
+    decodes = {(e.shape, e.parallel): e.seconds for e in table.entries if e.task is TaskKind.DECODE}
+    assert set(decodes) == {(Shape(64, 64), one), (Shape(64, 448), one), (Shape(64, 448), two)}
+
+    cost = TableCostModel(table)
+    builder = GraphBuilder(cost, num_ranks=2)
+    for shape, specs in ((Shape(64, 64), (one,)), (Shape(64, 448), (one, two)), (Shape(128, 448), (one, two))):
+        request = Request("r", "tiny", shape, 1, 0.0)
+        decode = TaskView.of(request, builder.build(request).tasks[-1])
+        assert decode.kind is TaskKind.DECODE
+        assert decode.candidates == cost.candidates(decode) == specs, shape
+        if (seconds := decodes.get((shape, two))) is not None:
+            assert cost.task_s(decode, ExecutionLayout((1, 0), two)) == seconds
+
+
 def test_an_interrupted_profile_keeps_what_it_has(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +144,9 @@ def test_a_table_of_other_hardware_is_not_mixed_with_this(
         (["--shape", "64"], "'64' is not of the form HEIGHTxWIDTH"),
         (["--shape", "0x64"], "'0x64' is not of the form HEIGHTxWIDTH"),
         (["--shape", "64x64x0"], "'64x64x0' is not of the form HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES"),
+        (["--extra-params", "{"], "'{' is not a JSON object of parameters of the model"),
+        (["--extra-params", "[1]"], "'[1]' is not a JSON object of parameters of the model"),
+        (["--extra-params", '{"gfdit": {}}'], "is not a JSON object of parameters of the model"),
         (["--cfg", "maybe"], "choose from"),
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--ranks", "0"], "--ranks must be at least 1, got 0"),
