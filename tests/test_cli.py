@@ -40,6 +40,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["qwen-image", "x", "--sed", "1"], "unrecognized: --sed 1; allowed: --help, --seed, --layers"),
         (["qwen-image", "x", "--seed", "one"], "--seed: invalid int value: 'one'"),
         (["qwen-image", "x", "--head-dim", "20"], "--head-dim must be a positive multiple of 16, got 20"),
+        (["qwen-image", "x", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
         (["qwen-image", "x", "--layers", "0"], "--layers must be at least 1, got 0"),
         (["qwen-image", "x", "--", "y"], "takes nothing after --"),
         (["qwen-image"], "the following arguments are required: DIR"),

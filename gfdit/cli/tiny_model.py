@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from gfdit.adapters.tiny_models import FAMILIES, TinyModelSpec, build
+from gfdit.adapters.tiny_models import DTYPES, FAMILIES, TinyModelSpec, build
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--heads", type=int, default=default.num_heads, help="attention heads: bounds the SP degree"
     )
     parser.add_argument("--head-dim", type=int, default=default.head_dim, help="width of a head")
+    parser.add_argument("--dtype", choices=DTYPES, default=default.dtype, help="of the weights")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +28,13 @@ def run(args: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     started_s = time.monotonic()
-    spec = TinyModelSpec(seed=args.seed, num_layers=args.layers, num_heads=args.heads, head_dim=args.head_dim)
+    spec = TinyModelSpec(
+        seed=args.seed,
+        num_layers=args.layers,
+        num_heads=args.heads,
+        head_dim=args.head_dim,
+        dtype=args.dtype,
+    )
     build(args.family, args.dir, spec)
     num_bytes = sum(path.stat().st_size for path in args.dir.rglob("*") if path.is_file())
     seconds = time.monotonic() - started_s

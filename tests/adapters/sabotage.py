@@ -40,6 +40,20 @@ def count_padding_in_rings(executor: Any, on: bool) -> None:
     joint_attention.padding_mask = (lambda *args: None) if on else original
 
 
+def scale_latents(executor: Any, step: int, factor: float) -> None:
+    """The step of that index multiplies the latents it has made, from now on."""
+    honest = executor.__dict__.setdefault("honest_denoise", executor.adapter.denoise)
+
+    def denoise(calls: list[TaskCall]) -> list[TaskOutput]:
+        outputs = honest(calls)
+        for call, output in zip(calls, outputs, strict=True):
+            if call.task.step_index == step:
+                output.artifacts[0]["latents"] = output.artifacts[0]["latents"] * factor
+        return outputs
+
+    executor.adapter.denoise = denoise
+
+
 class StaleLatents(QwenImageAdapter):
     """Goes on from the latents it has itself, rather than from its inputs: wrong once others have made a step."""
 

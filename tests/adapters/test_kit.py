@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
+from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, Output, check_adapter
+from gfdit.adapters.testing.checks import usual_checks
 from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 
@@ -95,6 +97,19 @@ def test_a_bad_script_is_named(kit: AdapterKit, script: str, told: str) -> None:
 def test_a_request_that_the_adapter_refuses(kit: AdapterKit) -> None:
     with pytest.raises(ChildError, match="height must be between"):
         kit.run(PLAIN.but(height=1_000_000), "sp1@0")
+
+
+def test_distances_of_outputs() -> None:
+    one = Output({"media": np.zeros((2, 2), np.float32), "none": np.zeros(0)})
+    other = Output({"media": np.array([[0, 0], [0, 2]], np.float32), "none": np.zeros(0)})
+    assert one.distance(other) == 1.0 and one.difference(other) == 2.0
+    assert one.distance(Output({"media": np.zeros((2, 3), np.float32), "none": np.zeros(0)})) == np.inf
+    assert one.distance(Output({"media": np.full((2, 2), np.nan, np.float32), "none": np.zeros(0)})) == np.inf
+
+
+def test_where_rounding_is_coarse_the_spread_of_stock_takes_the_place_of_a_tolerance() -> None:
+    assert {"layouts", "batched"} <= set(usual_checks("float32")) and "spread" not in usual_checks("float32")
+    assert {"sp1", "spread"} <= set(usual_checks("bfloat16")) and "layouts" not in usual_checks("bfloat16")
 
 
 def test_an_unknown_check_is_named(kit: AdapterKit) -> None:

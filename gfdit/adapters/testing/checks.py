@@ -6,14 +6,14 @@ script that shows it again.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gfdit.adapters.testing.bench import Bench, CheckFailed, expect_same, layout_word
 from gfdit.adapters.testing.kit import AdapterKit
-from gfdit.adapters.testing.outputs import Output
 from gfdit.adapters.testing.processes import ChildError
 from gfdit.adapters.testing.requests import KitRequest
+from gfdit.adapters.testing.spread import check_spread
 from gfdit.core.layouts import SINGLE, ParallelSpec
 
 #: Between layouts, for float32 outputs of magnitude 1: sums in another order, accumulated over the steps.
@@ -48,79 +48,12 @@ class Report:
         return "\n".join(map(str, self.results))
 
 
-class CheckFailed(AssertionError):  # noqa: N818 - reads as what happened
-    """What a check found."""
-
-
-@dataclass(slots=True)
-class _Bench:
-    """What the checks share: the kit, the requests, what stock makes of them, and runs of one request alone."""
-
-    kit: AdapterKit
-    requests: Sequence[KitRequest]
-    tolerance: float
-    seed: int
-    num_scripts: int
-    stock: list[Output]
-    _alone: dict[tuple[KitRequest, str], Output] = field(default_factory=dict)
-
-    def each(self) -> Iterator[tuple[KitRequest, Output]]:
-        return zip(self.requests, self.stock, strict=True)
-
-    def alone(self, request: KitRequest, script: str) -> Output:
-        """``request`` under ``script``, run once whoever asks."""
-        key = (request, script)
-        if key not in self._alone:
-            self._alone[key] = self.kit.run(request, script)
-        return self._alone[key]
-
-    def rotating_script(self, request: KitRequest) -> str:
-        """Every task on another rank than the one before, all on a single one."""
-        num_ranks = self.kit.num_ranks
-        ranks = self.rng(request, "rotating").sample(range(num_ranks), num_ranks)
-        steps = " ".join(f"sp1@{ranks[(2 + step) % num_ranks]}" for step in range(num_ranks))
-        return f"encode@{ranks[0]} prepare@{ranks[1 % num_ranks]} {steps} decode@{ranks[-1]}"
-
-    def changing_script(self, request: KitRequest, number: int = 0) -> str:
-        """Another layout for every step; if there are enough, every specification the request can have."""
-        num_ranks, rng = self.kit.num_ranks, self.rng(request, str(number))
-        wide = [spec for spec in self.specs(request) if spec != SINGLE]
-        specs = [*rng.sample(wide, len(wide)), SINGLE]
-        length = max(len(specs), 6)
-        steps = [layout_word(rng, specs[index % len(specs)], num_ranks) for index in range(length)]
-        places = [rng.randrange(num_ranks) for _ in range(3)]
-        return f"encode@{places[0]} prepare@{places[1]} {' '.join(steps)} decode@{places[2]}"
-
-    def specs(self, request: KitRequest) -> list[ParallelSpec]:
-        return [spec for spec in self.kit.candidates(request) if spec.size <= self.kit.num_ranks]
-
-    def rng(self, request: KitRequest, purpose: str) -> random.Random:
-        """The same for the same seed, request and purpose, whatever else runs."""
-        return random.Random(f"{self.seed} {request} {purpose}")
-
-    def expect_near(self, output: Output, reference: Output, about: str) -> float:
-        difference = output.difference(reference)
-        if difference > self.tolerance:
-            raise CheckFailed(f"differs by {difference:.2g} > {self.tolerance:.2g}: {about}")
-        return difference
-
-
-def layout_word(rng: random.Random, spec: ParallelSpec, num_ranks: int) -> str:
-    """``spec`` on random ranks in random order, as a word of a script."""
-    return f"{spec}@{','.join(map(str, rng.sample(range(num_ranks), spec.size)))}"
-
-
-def _expect_same(output: Output, reference: Output, about: str) -> None:
-    if not output.identical(reference):
-        raise CheckFailed(f"differs by {output.difference(reference):.2g}, bits must be the same: {about}")
-
-
-def check_stock(bench: _Bench) -> str:
+def check_stock(bench: Bench) -> str:
     """The reference is worth something: it repeats itself, is finite, and tells requests apart."""
     again = bench.kit.stock(list(reversed(bench.requests)))[::-1]
     contrast = float("inf")
     for (request, stock), repeated in zip(bench.each(), again, strict=True):
-        _expect_same(repeated, stock, f"stock, a second time: {request}")
+        expect_same(repeated, stock, f"stock, a second time: {request}")
         if not stock.finite:
             raise CheckFailed(f"stock returns what is not a number: {request}")
         (other,) = bench.kit.stock([request.but(seed=request.seed + 1000)])
@@ -131,27 +64,27 @@ def check_stock(bench: _Bench) -> str:
     return f"repeats itself; standard deviation {spread:.2g}, another seed differs by {contrast:.2g}"
 
 
-def check_sp1(bench: _Bench) -> str:
+def check_sp1(bench: Bench) -> str:
     """On one rank, another one for each task: bit-identical to stock."""
     for request, stock in bench.each():
         script = bench.rotating_script(request)
-        _expect_same(bench.kit.run(request, script), stock, f"{request} under {script!r}")
+        expect_same(bench.kit.run(request, script), stock, f"{request} under {script!r}")
     return f"{len(bench.requests)} requests bit-identical to stock on changing ranks"
 
 
-def check_fresh(bench: _Bench) -> str:
+def check_fresh(bench: Bench) -> str:
     """A task needs nothing but its inputs: not what earlier tasks left on the pipeline, nor what others did."""
     for request, stock in bench.each():
         script = bench.rotating_script(request)
         output = bench.kit.run(request, script, fresh=True)
-        _expect_same(output, stock, f"{request} under {script!r}, on ranks that have seen no request")
+        expect_same(output, stock, f"{request} under {script!r}, on ranks that have seen no request")
         script = bench.changing_script(request)
         output = bench.kit.run(request, script, fresh=True)
-        _expect_same(output, bench.alone(request, script), f"{request} under {script!r}, on ranks that have")
+        expect_same(output, bench.alone(request, script), f"{request} under {script!r}, on ranks that have")
     return f"{len(bench.requests)} requests on ranks as they were loaded, for each task"
 
 
-def check_layouts(bench: _Bench) -> str:
+def check_layouts(bench: Bench) -> str:
     """Layouts that change at every step: near stock, and the same bits every time."""
     worst = 0.0
     seen: set[ParallelSpec] = set()
@@ -161,23 +94,23 @@ def check_layouts(bench: _Bench) -> str:
             script = bench.changing_script(request, number)
             output = bench.alone(request, script)
             worst = max(worst, bench.expect_near(output, stock, f"{request} under {script!r}"))
-            _expect_same(bench.kit.run(request, script), output, f"repeated: {request} under {script!r}")
+            expect_same(bench.kit.run(request, script), output, f"repeated: {request} under {script!r}")
     if seen == {SINGLE}:
         return "only sp1 is possible: nothing to change"
     specs = ", ".join(map(str, sorted(seen, key=lambda spec: (spec.size, spec.cfg))))
     return f"differs from stock by at most {worst:.2g} under {specs}; repeatable"
 
 
-def check_interleaved(bench: _Bench) -> str:
+def check_interleaved(bench: Bench) -> str:
     """Requests in turns on the same ranks are the requests alone."""
     pairs = [(request, bench.changing_script(request)) for request in _in_company(bench.requests)]
     together = bench.kit.run_interleaved(pairs)
     for (request, script), output in zip(pairs, together, strict=True):
-        _expect_same(output, bench.alone(request, script), f"among others: {request} under {script!r}")
+        expect_same(output, bench.alone(request, script), f"among others: {request} under {script!r}")
     return f"{len(pairs)} requests in turns are bit-identical to each alone"
 
 
-def check_batched(bench: _Bench) -> str:
+def check_batched(bench: Bench) -> str:
     """Steps of several requests in one dispatch are those of each alone, whether or not they share a pass."""
     worst = 0.0
     shared: list[float] = []
@@ -203,14 +136,14 @@ def check_batched(bench: _Bench) -> str:
     return f"differs from alone by at most {worst:.2g}, {mean:.2g} requests per forward pass{why}"
 
 
-def check_migration(bench: _Bench) -> str:
+def check_migration(bench: Bench) -> str:
     """Every artifact survives a move and the way back; no task changes its inputs, and each can run again."""
     for request, stock in bench.each():
         script = bench.rotating_script(request)
         output, faults = bench.kit.audit(request, script)
         if faults:
             raise CheckFailed(f"{request} under {script!r}: {faults[0]} ({len(faults)} in all)")
-        _expect_same(output, stock, f"{request} under {script!r}, artifacts moved about")
+        expect_same(output, stock, f"{request} under {script!r}, artifacts moved about")
         script = bench.changing_script(request)
         _, faults = bench.kit.audit(request, script)
         if faults:
@@ -222,7 +155,7 @@ def check_migration(bench: _Bench) -> str:
     return f"artifacts come back bit-identical, tasks can run again; {total / 1e3:.0f} kB between steps"
 
 
-CHECKS: dict[str, Callable[[_Bench], str]] = {
+CHECKS: dict[str, Callable[[Bench], str]] = {
     "stock": check_stock,
     "sp1": check_sp1,
     "fresh": check_fresh,
@@ -230,7 +163,16 @@ CHECKS: dict[str, Callable[[_Bench], str]] = {
     "interleaved": check_interleaved,
     "batched": check_batched,
     "migration": check_migration,
+    "spread": check_spread,
 }
+# These hold outputs against a tolerance that is for float32; in another type the spread of stock takes its place.
+_ROUNDING = ("layouts", "batched")
+
+
+def usual_checks(dtype: str) -> tuple[str, ...]:
+    """What is run of :data:`CHECKS` unless said otherwise, for a kit of ``dtype``."""
+    left_out = ("spread",) if dtype == "float32" else _ROUNDING
+    return tuple(name for name in CHECKS if name not in left_out)
 
 
 def check_adapter(
@@ -240,14 +182,18 @@ def check_adapter(
     tolerance: float = TOLERANCE,
     seed: int = 0,
     num_scripts: int = 2,
-    checks: Sequence[str] = tuple(CHECKS),
+    checks: Sequence[str] | None = None,
 ) -> Report:
     """Run ``checks`` on what ``kit`` holds; ``num_scripts`` random scripts per request where layouts change.
+
+    None are the usual ones for the kit's dtype: ``spread`` takes the place of those with a tolerance, except in
+    float32.
 
     ``tolerance`` is in the unit of the pipeline's output. Choose requests that differ: guided and not, sizes that
     do and do not divide by the degrees, several images. A check that fails does not keep the others from running.
     Raises ``ValueError`` for a check that does not exist.
     """
+    checks = usual_checks(kit.dtype) if checks is None else checks
     if unknown := [name for name in checks if name not in CHECKS]:
         raise ValueError(f"there is no check {unknown[0]!r}; known: {', '.join(CHECKS)}")
     report = Report()
@@ -256,7 +202,7 @@ def check_adapter(
     except ChildError as error:
         report.results.append(CheckResult("stock", False, str(error)))
         return report
-    bench = _Bench(kit, requests, tolerance, seed, num_scripts, stock)
+    bench = Bench(kit, requests, tolerance, seed, num_scripts, stock)
     for name in checks:
         try:
             report.results.append(CheckResult(name, True, CHECKS[name](bench)))

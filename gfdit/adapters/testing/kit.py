@@ -65,6 +65,7 @@ class AdapterKit:
         if not Path(model_dir).is_dir():
             raise ValueError(f"{model_dir} is not a folder with a model")
         self.num_ranks = num_ranks
+        self.dtype = dtype
         self.adapter = adapter
         self._ring = ring
         self._ids = itertools.count(1)
@@ -127,6 +128,10 @@ class AdapterKit:
             payload = self._prepare(request).payload
             outputs.append(self._all(children, "generate", payload)[0])
         return outputs
+
+    def stock_splits_tokens(self) -> bool:
+        """Whether vLLM-Omni has a plan to split this model's tokens; without one, its degrees mean nothing."""
+        return self._stock_ranks({})[0].call("splits_tokens")
 
     def _stock_ranks(self, degrees: dict[str, int]) -> list[Child]:
         key = tuple(sorted(degrees.items()))

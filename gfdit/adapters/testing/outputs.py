@@ -59,6 +59,16 @@ class Output:
         worst = max(largest)
         return worst if worst == worst and all(value == value for value in largest) else float("inf")
 
+    def distance(self, other: Output) -> float:
+        """Root mean square difference, of the array furthest apart; infinite as for :meth:`difference`."""
+        if not np.isfinite(self.difference(other)):
+            return float("inf")
+        return max(
+            float(np.sqrt(np.mean((array.astype(np.float64) - other.arrays[name].astype(np.float64)) ** 2)))
+            for name, array in self.arrays.items()
+            if array.size
+        )
+
     @property
     def finite(self) -> bool:
         return all(bool(np.isfinite(array).all()) for array in self.arrays.values() if array.dtype.kind == "f")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
 from vllm_omni.diffusion.registry import get_diffusion_pre_process_func
 from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase
 from vllm_omni.plugins import load_omni_general_plugins
@@ -100,6 +101,11 @@ class StockService:
     def generate(self, payload: bytes) -> Output:
         """The whole request in one ``forward``, as the stock engine runs it."""
         return Output.of(self._worker.execute_model(pickle.loads(payload), self._od_config))
+
+    def splits_tokens(self) -> bool:
+        """Whether a transformer has vLLM-Omni's plan for sequence parallelism."""
+        transformers = transformers_of(self._worker.model_runner.pipeline)
+        return any(get_sp_plan_from_model(transformer) for transformer in transformers)
 
     def close(self) -> None:
         self._worker.shutdown()

@@ -25,15 +25,19 @@ FAMILIES = {
     "z-image": "gfdit.adapters.tiny_models.z_image",
 }
 
+#: In which weights are stored.
+DTYPES = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyModelSpec:
-    """What may vary. The transformer's width is `num_heads * head_dim`."""
+    """What may vary. The transformer's width is `num_heads * head_dim`; weights are stored as `dtype`."""
 
     seed: int = 0
     num_layers: int = 2
     num_heads: int = 4
     head_dim: int = 32
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name, value in (("layers", self.num_layers), ("heads", self.num_heads)):
@@ -43,6 +47,8 @@ class TinyModelSpec:
             raise ValueError(f"--head-dim must be a positive multiple of 16, got {self.head_dim}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be in [0, 2**32), got {self.seed}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
 
 def build(family: str, directory: Path, spec: TinyModelSpec) -> None:
@@ -57,6 +63,10 @@ def build(family: str, directory: Path, spec: TinyModelSpec) -> None:
         checkpoint.mkdir()
         module, _, function = FAMILIES[family].partition(":")
         getattr(importlib.import_module(module), function or "write")(checkpoint, spec)
+        if spec.dtype != "float32":
+            from gfdit.adapters.tiny_models.precision import round_weights
+
+            round_weights(checkpoint, spec.dtype)
         if directory.exists():
             directory.rmdir()
         shutil.move(checkpoint, directory)
