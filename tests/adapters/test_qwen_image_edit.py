@@ -90,6 +90,18 @@ def test_input_images_of_other_shapes_do_not_share_a_pass(kit: AdapterKit) -> No
 
 
 @pytest.mark.thorough
+def test_other_input_images_of_one_shape_share_a_pass(kit: AdapterKit) -> None:
+    requests = [GUIDED, GUIDED.but(seed=5, images=(picture(8),)), GUIDED.but(seed=6, images=(picture(9),))]
+    for script in ("sp1@0", "cfg2xsp2@3,1,0,2"):
+        batched = kit.run_batched(requests, script)
+        assert set(batched.requests_per_forward) == {3.0} and not batched.split_reasons
+        for request, output in zip(requests, batched.outputs, strict=True):
+            assert output.difference(kit.run(request, script)) < 1e-4, (request, script)
+    one, other, _ = batched.outputs
+    assert one.difference(other) > 1e-2
+
+
+@pytest.mark.thorough
 def test_a_constant_degree_is_that_of_stock_at_that_degree(kit: AdapterKit) -> None:
     for degrees, script in (({"ulysses_degree": 2}, "sp2@3,1"), ({"cfg_parallel_size": 2}, "cfg2@2,0")):
         (stock,) = kit.stock([GUIDED], **degrees)
