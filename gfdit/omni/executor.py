@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.request import OmniDiffusionRequest
@@ -212,4 +214,6 @@ def _be_alone(od_config: OmniDiffusionConfig) -> None:
 
 def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> OmniExecutor:
     """Factory named in :class:`gfdit.runtime.config.RuntimeConfig`."""
+    # By default tqdm makes a lock between processes, whose named semaphore outlives a worker that is killed.
+    tqdm.set_lock(threading.RLock())
     return OmniExecutor(rank, comm, pickle.loads(payload))

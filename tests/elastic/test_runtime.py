@@ -72,6 +72,11 @@ def test_nothing_is_left_behind(engine: Engine) -> None:
     assert engine.drained()
 
 
+def test_a_worker_has_no_semaphores_that_would_outlive_it_if_it_were_killed(engine: Engine) -> None:
+    for described in engine.call("gfdit_describe"):
+        assert "/dev/shm/sem." not in Path(f"/proc/{described['pid']}/maps").read_text()
+
+
 def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
     long = ImageRequest(256, 256, steps=500)
     for script in ("sp1@1", "sp1@3 sp2@2,0 sp4@0,1,2,3", "encode@2 prepare@3 sp2@1,0 sp2@2,3"):
