@@ -176,6 +176,24 @@ def test_healthy_after_all_that(server: ServerProcess) -> None:
     assert httpx.get(f"{server.base_url}/health", trust_env=False).status_code == 200
 
 
+def test_an_edit_of_several_images(tmp_path: Path) -> None:
+    with serve("qwen-image-edit-plus", tmp_path) as server:
+        one, two = (pictures(server, *seeds) for seeds in ((1,), (1, 2)))
+        assert one.size == two.size == SIZE
+        assert pictures(server, 1, 2).tobytes() == two.tobytes()
+        assert pictures(server, 1, 3).tobytes() != two.tobytes(), "the second input image matters"
+        assert one.tobytes() != two.tobytes()
+        refused = chat(server)
+        assert refused.status_code == 400 and "image is missing" in refused.text
+        assert pictures(server, 1).tobytes() == one.tobytes()
+
+
+def pictures(server: ServerProcess, *seeds: int) -> Image.Image:
+    """What the server makes of one input image per seed."""
+    files = [("image", (f"{seed}.png", png(seed), "image/png")) for seed in seeds]
+    return edited(post(server, "/v1/images/edits", data=FORM, files=files))
+
+
 def test_videos_in_chunks(tmp_path: Path) -> None:
     with serve("helios", tmp_path, "--policy", "equipartition") as server:
         form = {
