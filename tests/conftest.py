@@ -12,7 +12,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-kernels", action="store_true", help="compile every kernel variant, not a selection")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In parallel, tests that share something slow to start run in one process, and those of a file do."""
     for item in items:
