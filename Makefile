@@ -39,10 +39,10 @@ $(STAMP): tools/setup.py pyproject.toml $(wildcard requirements/*.txt)
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# Half of the time a test waits for processes or a clock, so the cores are shared. Tests that share a server stay
-# together (tests/conftest.py).
+# Half of the time a test waits for processes or a clock, so the cores are shared. A file's tests stay together: they
+# share servers.
 test: lint types
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 thorough: setup
 	@$(BIN)/python -m pytest -m thorough --timeout 900
