@@ -66,7 +66,13 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
     cost = NominalCostModel() if header.costs is None else TableCostModel(header.costs)
     ranks = [RankRecord(rank, frozenset({header.model})) for rank in range(header.num_ranks)]
     return ControlPlane(
-        policy, ranks, cost, run_ahead=header.run_ahead, max_artifact_bytes=header.max_artifact_bytes
+        policy,
+        ranks,
+        cost,
+        run_ahead=header.run_ahead,
+        max_retries=header.max_retries,
+        checkpoint_every_steps=header.checkpoint_every_steps,
+        max_artifact_bytes=header.max_artifact_bytes,
     )
 
 

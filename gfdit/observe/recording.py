@@ -38,6 +38,8 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     costs: CostTable | None = None
     max_artifact_bytes: int | None = None
     run_ahead: int = 0
+    max_retries: int = 3
+    checkpoint_every_steps: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         admission=config.admission,
         costs=costs,
         run_ahead=config.run_ahead,
+        max_retries=config.max_retries,
+        checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
     )
     return RecordingWriter(config.record_path, header)
