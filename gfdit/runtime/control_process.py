@@ -211,10 +211,15 @@ class ControlProcess:
                             self._sender.tell(done)
 
     def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
-        self._sender.payloads[request.id] = payload
+        payloads = self._sender.payloads
+        of_alive = payloads.get(request.id)  # one with the same id goes on undisturbed
+        payloads[request.id] = payload
         try:
             self._feed(ev.RequestArrived(request, graph))
         except ValueError as error:
+            del payloads[request.id]
+            if of_alive is not None:
+                payloads[request.id] = of_alive
             self._sender.tell(msg.Ended(request.id, "failed", str(error)))
 
     def _on_worker(self, message: msg.WorkerMessage) -> None:

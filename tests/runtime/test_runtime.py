@@ -22,6 +22,7 @@ from gfdit.observe.recording import RecordingReader
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
+from gfdit.sim.replay import replay
 from tests.support.leftovers import Leftovers, nothing_left
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
@@ -184,11 +185,13 @@ def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:
 
 
 def test_a_repeated_request_id_is_refused(runtime: Runtime) -> None:
-    runtime.submit("twin", "sp1@0", payload="0.05", num_steps=10)
+    runtime.submit("before", "sp1@0", payload="0.3", num_steps=1)
     runtime.submit("twin", "sp1@0")
+    runtime.submit("twin", "sp1@0", payload="raise")
     (first,) = runtime.until_ended("twin").values()
     assert first.outcome == "failed" and "already alive" in first.error
-    assert runtime.until_ended("twin")["twin"].outcome == "completed"
+    ended = runtime.until_ended("before", "twin")
+    assert ended["twin"].outcome == "completed", "the first one still has its own payload"
 
 
 def test_calls_reach_every_worker_and_errors_come_back(runtime: Runtime) -> None:
@@ -204,17 +207,19 @@ def test_a_worker_that_cannot_start_is_reported() -> None:
     runtime.close()
 
 
-def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on() -> None:
-    runtime = Runtime()
+def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl"
+    runtime = Runtime(max_retries=2, record_path=str(recording))
     runtime.wait_ready()
     runtime.submit("poison", "encode@1", "die")
     runtime.submit("good", "sp2@0,2 sp3@0,1,2 sp2@1,2", payload="0.01", num_steps=40)
     ended = runtime.until_ended("poison", "good", timeout_s=60)
     assert (ended["poison"].outcome, ended["poison"].status_code) == ("failed", 503)
-    assert "rank 1 was lost: its worker ended with exit code 7 (after 3 retries" in ended["poison"].error
+    assert "rank 1 was lost: its worker ended with exit code 7 (after 2 retries" in ended["poison"].error
     assert ended["good"].outcome == "completed"
     assert_nothing_held(runtime)
     runtime.close()
+    assert replay(recording).difference is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -270,6 +275,7 @@ def test_a_request_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert again and int(again[0].rpartition("/")[2]) >= 4, f"{again[0]} is not from a checkpoint"
     assert_nothing_held(runtime)
     runtime.close()
+    assert replay(recording).difference is None
 
 
 def test_workers_end_when_the_control_process_is_killed() -> None:
