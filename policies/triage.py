@@ -75,7 +75,6 @@ class Triage:
     run_ahead = True
     queue_order = "deadline"
     _prospects: Prospects = field(init=False, repr=False)
-    _now_s: float = field(default=0.0, init=False, repr=False)
     _queue: ShadowQueue = field(default_factory=ShadowQueue, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +96,6 @@ class Triage:
         return self.share if self.giving_up else 1.0
 
     def schedule(self, view: SchedulerView) -> Decision:
-        self._now_s = view.now_s
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
         tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
@@ -126,7 +124,7 @@ class Triage:
                 starts.append(Start(task, prospect, spec))
                 left.take(task.model, spec.size)
                 if not left:
-                    guests = self._guests(starts, in_turn, tasks) if self.batching else {}
+                    guests = self._guests(starts, in_turn, tasks, view.now_s) if self.batching else {}
                     break
         else:
             if left and len(starts) == len(ready):
@@ -169,7 +167,7 @@ class Triage:
         slack = Slack(prospects, len(view.ranks), self.lending, view.now_s)
         others.sort(key=attrgetter("shortness", "due_s"))
         waiting = []
-        for prospect in self._partners_first(others, tasks) if self.batching else others:
+        for prospect in self._partners_first(others, tasks, now_s) if self.batching else others:
             if num_free > 0 and slack.spend(prospect.step_s, prospect.due_s):
                 num_free -= 1
                 yield prospect
@@ -178,32 +176,32 @@ class Triage:
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
 
-    def _may_share(self, prospect: Prospect, delay_s: float = 0.0) -> bool:
-        """Whether it may share its steps, if the next takes ``delay_s`` longer for that."""
+    def _may_share(self, prospect: Prospect, now_s: float) -> bool:
+        """Whether it may share its steps: from ``now_s`` on, a step by itself would still be in time."""
         if prospect.needed or not prospect.times.batch_s:
             return False
-        return self.objective == "throughput" or (
-            prospect.kept and self._now_s + delay_s <= prospect.latest_start_s
-        )
+        return self.objective == "throughput" or (prospect.kept and now_s <= prospect.latest_start_s)
 
-    def _partners_first(self, others: Sequence[Prospect], tasks: Mapping[str, TaskView]) -> Sequence[Prospect]:
+    def _partners_first(
+        self, others: Sequence[Prospect], tasks: Mapping[str, TaskView], now_s: float
+    ) -> Sequence[Prospect]:
         """Who has not begun can share no step: start those first who then could."""
-        able = [prospect for prospect in others if self._may_share(prospect)]
+        able = [prospect for prospect in others if self._may_share(prospect, now_s)]
         begun = [prospect for prospect in able if _is_step(prospect, tasks)]
         first = to_prepare(begun, [p for p in able if p.request.steps_done == 0 and not _is_step(p, tasks)])
         return [*first, *(p for p in others if p not in first)] if first else others
 
     def _guests(
-        self, starts: Iterable[Start], waiting: Iterable[Prospect], tasks: Mapping[str, TaskView]
+        self, starts: Iterable[Start], waiting: Iterable[Prospect], tasks: Mapping[str, TaskView], now_s: float
     ) -> dict[str, list[str]]:
         """The tasks of those ``waiting`` that share a step which starts now, by its task."""
-        hosts = [start.prospect for start in starts if self._may_share(start.prospect)]
+        hosts = [start.prospect for start in starts if self._may_share(start.prospect, now_s)]
         if not hosts:
             return {}
         shared = join(
             [prospect for prospect in hosts if _is_step(prospect, tasks)],
             [prospect for prospect in waiting if _is_step(prospect, tasks)],
-            lambda prospect, batch_s: self._may_share(prospect, batch_s - prospect.step_s),
+            lambda prospect, batch_s: self._may_share(prospect, now_s + batch_s - prospect.step_s),
         )
         return {tasks[host.request.id].id: [tasks[one.request.id].id for one in guests] for host, guests in shared}
 
