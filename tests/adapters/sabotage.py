@@ -54,6 +54,21 @@ def scale_latents(executor: Any, step: int, factor: float) -> None:
     executor.adapter.denoise = denoise
 
 
+def mix_neighbours(executor: Any, step: int, part: float) -> None:
+    """In that step of a batch, ``part`` of every request's latents are its neighbour's, from now on."""
+    honest = executor.__dict__.setdefault("honest_denoise", executor.adapter.denoise)
+
+    def denoise(calls: list[TaskCall]) -> list[TaskOutput]:
+        outputs = honest(calls)
+        made = [output.artifacts[0]["latents"] for output in outputs]
+        if len(calls) > 1 and calls[0].task.step_index == step:
+            for output, own, other in zip(outputs, made, [*made[1:], made[0]], strict=True):
+                output.artifacts[0]["latents"] = own + part * (other - own)
+        return outputs
+
+    executor.adapter.denoise = denoise
+
+
 class StaleLatents(QwenImageAdapter):
     """Goes on from the latents it has itself, rather than from its inputs: wrong once others have made a step."""
 

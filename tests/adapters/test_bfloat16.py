@@ -74,7 +74,7 @@ def test_within_the_spread_of_stock(family: str, fork_server: ForkServer, tiny_m
     requests = SPLIT_BY_STOCK[family]
     # With masks stock's Wan fails at any degree but 1; here it needs none.
     with start(family, fork_server, tiny_model, mask=not family.startswith("wan")) as kit:
-        report = check_adapter(kit, requests, checks=["stock", "sp1", "spread", "interleaved"])
+        report = check_adapter(kit, requests, checks=["stock", "sp1", "spread", "interleaved", "batch-spread"])
         print(f"{family}\n{report}")
         assert report.passed, str(report)
         # Negative control: the latents of a single step are a little off.
@@ -82,6 +82,11 @@ def test_within_the_spread_of_stock(family: str, fork_server: ForkServer, tiny_m
         wrong = check_adapter(kit, requests[-1:], checks=["spread"], num_scripts=1)
         print(f"sabotaged\n{wrong}")
         assert not wrong.passed and "stock's own degrees" in str(wrong), str(wrong)
+        # And of a batch: a tenth of each request gets into the other.
+        kit.on_ranks(sabotage.mix_neighbours, 1, 0.1)
+        mixed = check_adapter(kit, requests[-1:], checks=["batch-spread"])
+        print(f"mixed\n{mixed}")
+        assert not mixed.passed and "batched" in str(mixed), str(mixed)
 
 
 @pytest.mark.parametrize("family", SPLIT_BY_GFDIT_ALONE)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gfdit.adapters.testing.bench import Bench, CheckFailed, expect_same, layout_word
+from gfdit.adapters.testing.batches import check_batch_spread, check_batched
+from gfdit.adapters.testing.bench import Bench, CheckFailed, expect_same
 from gfdit.adapters.testing.kit import AdapterKit
 from gfdit.adapters.testing.processes import ChildError
 from gfdit.adapters.testing.requests import KitRequest
@@ -110,32 +111,6 @@ def check_interleaved(bench: Bench) -> str:
     return f"{len(pairs)} requests in turns are bit-identical to each alone"
 
 
-def check_batched(bench: Bench) -> str:
-    """Steps of several requests in one dispatch are those of each alone, whether or not they share a pass."""
-    worst = 0.0
-    shared: list[float] = []
-    reasons: dict[str, None] = {}
-    for request in bench.requests:
-        steps = None if request.steps is None else request.steps + 1
-        other = request.but(seed=request.seed + 1, prompt=f"{request.prompt} in the rain, at dusk", steps=steps)
-        spec = bench.specs(request)[-1]
-        for layout in {
-            str(SINGLE): "sp1@0",
-            str(spec): layout_word(bench.rng(request, "batched"), spec, bench.kit.num_ranks),
-        }.values():
-            batched = bench.kit.run_batched([request, other], layout, alone=bench.alone(request, layout))
-            for one, output in zip((request, other), batched.outputs, strict=True):
-                about = f"batched: {one} under {layout!r}"
-                worst = max(worst, bench.expect_near(output, bench.alone(one, layout), about))
-            shared += batched.requests_per_forward
-            reasons.update(dict.fromkeys(batched.split_reasons))
-    mean = sum(shared) / len(shared) if shared else 1.0
-    if mean <= 1 and not reasons:
-        raise CheckFailed("requests alike do not share a forward pass, and nobody says why")
-    why = f"; split since {'; '.join(reasons)}" if reasons else ""
-    return f"differs from alone by at most {worst:.2g}, {mean:.2g} requests per forward pass{why}"
-
-
 def check_migration(bench: Bench) -> str:
     """Every artifact survives a move and the way back; no task changes its inputs, and each can run again."""
     for request, stock in bench.each():
@@ -164,14 +139,16 @@ CHECKS: dict[str, Callable[[Bench], str]] = {
     "batched": check_batched,
     "migration": check_migration,
     "spread": check_spread,
+    "batch-spread": check_batch_spread,
 }
-# These hold outputs against a tolerance that is for float32; in another type the spread of stock takes its place.
+# The first two hold outputs against a tolerance that is for float32; in another type the others take their places.
 _ROUNDING = ("layouts", "batched")
+_SPREAD = ("spread", "batch-spread")
 
 
 def usual_checks(dtype: str) -> tuple[str, ...]:
     """What is run of :data:`CHECKS` unless said otherwise, for a kit of ``dtype``."""
-    left_out = ("spread",) if dtype == "float32" else _ROUNDING
+    left_out = _SPREAD if dtype == "float32" else _ROUNDING
     return tuple(name for name in CHECKS if name not in left_out)
 
 
@@ -186,8 +163,8 @@ def check_adapter(
 ) -> Report:
     """Run ``checks`` on what ``kit`` holds; ``num_scripts`` random scripts per request where layouts change.
 
-    None are the usual ones for the kit's dtype: ``spread`` takes the place of those with a tolerance, except in
-    float32.
+    None are the usual ones for the kit's dtype: those with a tolerance in float32, in other types those that
+    measure by stock instead.
 
     ``tolerance`` is in the unit of the pipeline's output. Choose requests that differ: guided and not, sizes that
     do and do not divide by the degrees, several images. A check that fails does not keep the others from running.

@@ -6,24 +6,19 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gfdit.adapters.testing.messages import How, Prepared, TaskRun
+from gfdit.adapters.testing.conductor import Conductor, call_all
+from gfdit.adapters.testing.flow import Flow
+from gfdit.adapters.testing.messages import How, Prepared
 from gfdit.adapters.testing.outputs import Output
-from gfdit.adapters.testing.processes import Child, ChildError, ForkServer
+from gfdit.adapters.testing.processes import Child, ForkServer
 from gfdit.adapters.testing.requests import KitRequest
 from gfdit.comm import create_heap
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView
-from gfdit.core.commands import Migrate
-from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.tasks import Task, TaskKind, artifact_kind
-from gfdit.core.transfers import plan_transfers
-from gfdit.policies.layout_script import layout_of
-
-if TYPE_CHECKING:
-    from gfdit.adapters.testing.fingerprint import Fingerprint
+from gfdit.core.layouts import ParallelSpec
+from gfdit.core.tasks import TaskKind, artifact_kind
 
 _SERVICES = "gfdit.adapters.testing.services"
 
@@ -69,7 +64,6 @@ class AdapterKit:
         self.adapter = adapter
         self._ring = ring
         self._ids = itertools.count(1)
-        self._generation = 0
         self._stock: dict[tuple[tuple[str, int], ...], list[Child]] = {}
         self._closing = ExitStack()
         try:
@@ -94,6 +88,7 @@ class AdapterKit:
             self._closing.callback(self._ranks[-1].close)
         for child in self._ranks:
             child.wait_ready()
+        self._conductor = Conductor(self._ranks)
         self._loaded = self._ranks[0].call("describe")
 
     def close(self) -> None:
@@ -126,7 +121,7 @@ class AdapterKit:
         outputs = []
         for request in _listed(requests):
             payload = self._prepare(request).payload
-            outputs.append(self._all(children, "generate", payload)[0])
+            outputs.append(call_all(children, "generate", payload)[0])
         return outputs
 
     def stock_splits_tokens(self) -> bool:
@@ -173,7 +168,7 @@ class AdapterKit:
         reasons: dict[str, None] = {}
         while members := [flow for flow in flows if flow.next.kind is TaskKind.DENOISE]:
             step = members[0].next.step_index
-            done = self._dispatch(members)
+            done = self._conductor.dispatch(members)
             reasons.update(dict.fromkeys(done.split_reasons))
             if len(members) > 1 and done.num_forwards:
                 expected = alone.forwards[min(step, len(alone.forwards) - 1)]
@@ -189,9 +184,9 @@ class AdapterKit:
         flow = self._flow(request, script, How(audit=True))
         while not flow.is_over:
             made = flow.next.outputs
-            self._dispatch([flow])
+            self._conductor.dispatch([flow])
             for name in made:
-                self._round_trip(flow, name)
+                self._conductor.round_trip(flow, name)
         return flow.output(), flow.faults
 
     def artifact_bytes(self, request: KitRequest) -> dict[str, dict[str, tuple[int, int]]]:
@@ -200,7 +195,7 @@ class AdapterKit:
         sizes: dict[str, dict[str, tuple[int, int]]] = {}
         while not flow.is_over:
             kind = str(flow.next.kind)
-            self._dispatch([flow])
+            self._conductor.dispatch([flow])
             sizes[kind] = {
                 artifact_kind(flow.request_id, name): self._ranks[0].call("sizes", name) for name in flow.holders
             }
@@ -210,191 +205,39 @@ class AdapterKit:
 
     def use_adapter(self, path: str | None) -> None:
         """Drive the loaded pipeline by the adapter at ``module:Class`` from now on; None: its own."""
-        self._all(self._ranks, "use_adapter", path)
+        call_all(self._ranks, "use_adapter", path)
         self.adapter = path
 
     def on_ranks(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """``fn(executor, *args)`` on every rank, values by rank. For sabotage; pickled by reference."""
-        return self._all(self._ranks, "apply", fn, args)
+        return call_all(self._ranks, "apply", fn, args)
 
     def held(self) -> list[list[str]]:
         """Ids of the artifacts that each rank holds; none between runs."""
-        return self._all(self._ranks, "held")
+        return call_all(self._ranks, "held")
 
-    # The control plane's part
+    # Requests
 
     def _prepare(self, request: KitRequest) -> Prepared:
         return self._engine.call("prepare", request, f"r{next(self._ids)}", self.adapter, self._loaded)
 
-    def _flow(self, request: KitRequest, script: str, how: How = How()) -> _Flow:  # noqa: B008 - immutable
+    def _flow(self, request: KitRequest, script: str, how: How = How()) -> Flow:  # noqa: B008 - immutable
         prepared = self._prepare(request)
-        flow = _Flow(prepared, script, list(prepared.graph.tasks), how)
+        flow = Flow(prepared, script, list(prepared.graph.tasks), how)
         if script:
             flow.check(self.num_ranks)
         return flow
 
-    def _finish(self, flows: list[_Flow]) -> list[Output]:
+    def _finish(self, flows: list[Flow]) -> list[Output]:
         while alive := [flow for flow in flows if not flow.is_over]:
             for flow in alive:
-                self._dispatch([flow])
+                self._conductor.dispatch([flow])
         return [flow.output() for flow in flows]
 
-    def _until_denoise(self, flows: list[_Flow]) -> None:
+    def _until_denoise(self, flows: list[Flow]) -> None:
         for flow in flows:
             while flow.next.kind in (TaskKind.ENCODE, TaskKind.PREPARE):
-                self._dispatch([flow])
-
-    def _dispatch(self, flows: list[_Flow]) -> TaskRun:
-        """Run the next task of each flow as one, on the layout of the first; returns the first rank's word."""
-        try:
-            return self._run_next(flows)
-        except BaseException:
-            self._recover()
-            raise
-
-    def _run_next(self, flows: list[_Flow]) -> TaskRun:
-        layout = flows[0].layout
-        tasks = tuple(flow.next for flow in flows)
-        for flow in flows:
-            for name in flow.next.inputs:
-                self._bring(flow, name, layout)
-        payloads = {flow.request_id: flow.prepared.payload for flow in flows if not flow.next.inputs}
-        members = [self._ranks[rank] for rank in layout.ranks]
-        runs: list[TaskRun] = self._all(members, "run", tasks, layout, payloads, flows[0].how)
-        views = dict(runs[0].views)
-        for flow in flows:
-            for rank, run in zip(layout.ranks, runs, strict=True):
-                flow.faults += [f"rank {rank}: {fault}" for fault in run.faults]
-            flow.done(layout, views, runs[0])
-            self._drop(flow, flow.unread())
-        return runs[0]
-
-    def _bring(self, flow: _Flow, name: str, target: ExecutionLayout) -> None:
-        holders, view = flow.holders[name], flow.views[name]
-        if view.fits(holders, target):
-            return
-        plan = plan_transfers(view, holders, target)
-        held = tuple((rank, holders[rank]) for rank in plan.ranks if rank in holders)
-        move = Migrate(next(self._ids), flow.request_id, name, plan.ranks, plan.transfers, target, held, view)
-        self._all([self._ranks[rank] for rank in plan.ranks], "move", move)
-        holders.update(dict.fromkeys(target.ranks, target))
-
-    def _drop(self, flow: _Flow, names: list[str]) -> None:
-        for name in names:
-            self._all([self._ranks[rank] for rank in flow.holders.pop(name)], "free", (name,))
-
-    def _round_trip(self, flow: _Flow, name: str) -> None:
-        """Send an artifact to the next rank, drop it at home, and bring it back."""
-        (home, layout), *others = flow.holders[name].items()
-        if others or self.num_ranks == 1:
-            return
-        away = (home + 1) % self.num_ranks
-        prints: list[Fingerprint] = [self._ranks[home].call("fingerprint", name)]
-        for origin, place in ((home, away), (away, home)):
-            self._bring(flow, name, ExecutionLayout((place,)))
-            prints.append(self._ranks[place].call("fingerprint", name))
-            self._ranks[origin].call("free", (name,))
-            del flow.holders[name][origin]
-        flow.holders[name] = {home: layout}
-        for where, seen in zip(("another rank", "its way back"), prints[1:], strict=True):
-            if paths := [path for path in prints[0].keys() | seen.keys() if prints[0].get(path) != seen.get(path)]:
-                flow.faults.append(f"{name} is not the same on {where}, at: {', '.join(sorted(paths)[:5])}")
-
-    def _recover(self) -> None:
-        """After a failure: no artifacts, and edges as new."""
-        self._generation += 1
-        for rank in self._ranks:
-            try:
-                rank.call("reset", self._generation)
-                rank.call("free", tuple(rank.call("held")))
-            except ChildError:
-                return  # a rank has ended: every later call says so
-
-    @staticmethod
-    def _all(children: Sequence[Child], method: str, *args: Any) -> list[Any]:
-        """Begin a call everywhere, then wait for all of it. Raises the first error that is no consequence."""
-        for child in children:
-            child.post(method, *args)
-        values, errors = [], []
-        for child in children:
-            try:
-                values.append(child.collect())
-            except ChildError as error:
-                errors.append(error)
-        if errors:
-            raise min(errors, key=lambda error: "CommAborted" in str(error))
-        return values
-
-
-@dataclass
-class _Flow:
-    """A request under way."""
-
-    prepared: Prepared
-    script: str
-    tasks: list[Task]
-    how: How
-    holders: dict[str, dict[int, ExecutionLayout]] = field(default_factory=dict)
-    views: dict[str, ArtifactView] = field(default_factory=dict)
-    forwards: list[int] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    result: Output | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.prepared.graph.request_id
-
-    @property
-    def is_over(self) -> bool:
-        return not self.tasks
-
-    @property
-    def next(self) -> Task:
-        return self.tasks[0]
-
-    @property
-    def layout(self) -> ExecutionLayout:
-        """Of the next task."""
-        return layout_of(self.script, self.next)
-
-    @property
-    def step_candidates(self) -> tuple[ParallelSpec, ...]:
-        return next(task.candidates for task in self.tasks if task.kind is TaskKind.DENOISE)
-
-    def check(self, num_ranks: int) -> None:
-        """Raise ``ValueError`` for a layout that some task cannot have."""
-        for task in self.tasks:
-            try:
-                layout = layout_of(self.script, task)
-            except (ValueError, ZeroDivisionError) as error:
-                raise ValueError(f"{self.script!r} is no script with a layout for steps: {error}") from error
-            if layout.parallel not in task.candidates:
-                allowed = ", ".join(map(str, task.candidates))
-                raise ValueError(f"{task.kind} cannot run at {layout.parallel}; allowed: {allowed}")
-            if len(set(layout.ranks)) != layout.parallel.size or not set(layout.ranks) <= set(range(num_ranks)):
-                raise ValueError(f"{layout} does not name {layout.parallel.size} of {num_ranks} ranks")
-
-    def done(self, layout: ExecutionLayout, views: dict[str, ArtifactView], run: TaskRun) -> None:
-        """The next task has run; ``views`` are those of its outputs that are not like its inputs."""
-        task = self.tasks.pop(0)
-        for name in task.outputs:
-            kind = artifact_kind(self.request_id, name)
-            alike = [self.views[other] for other in task.inputs if artifact_kind(self.request_id, other) == kind]
-            self.views[name] = views.get(name) or next(iter(alike), UNKNOWN)
-            self.holders[name] = dict.fromkeys(layout.ranks, layout)
-        if task.kind is TaskKind.DENOISE:
-            self.forwards.append(run.num_forwards)
-        if self.request_id in run.outputs:
-            self.result = replace(run.outputs[self.request_id], forwards=tuple(self.forwards))
-
-    def unread(self) -> list[str]:
-        """Artifacts that no task will read any more."""
-        needed = {name for task in self.tasks for name in task.inputs}
-        return [name for name in self.holders if name not in needed]
-
-    def output(self) -> Output:
-        assert self.result is not None, f"{self.request_id} has no result"
-        return self.result
+                self._conductor.dispatch([flow])
 
 
 @dataclass(frozen=True)
