@@ -15,27 +15,8 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from diffusers.video_processor import VideoProcessor
 from vllm_omni.diffusion.data import DiffusionOutput
-from vllm_omni.diffusion.media import (
-    DiffusionMediaOutput,
-    VideoMediaOutput,
-    VideoTensorEncoding,
-    VideoTensorLayout,
-    VideoTensorSpec,
-    VideoValueRange,
-)
-from vllm_omni.diffusion.models.wan2_2.chunked_mp4 import (
-    resolve_wan_output_fps,
-    resolve_wan_preencode_batch_frames,
-    resolve_wan_preencode_mp4,
-    resolve_wan_video_codec_options,
-)
-from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import (
-    FASTWAN_DMD_TIMESTEPS,
-    build_wan_scheduler,
-    retrieve_latents,
-)
+from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import FASTWAN_DMD_TIMESTEPS, build_wan_scheduler
 from vllm_omni.diffusion.request import OmniDiffusionRequest
-from vllm_omni.diffusion.utils.chunked_video import decode_to_mp4
 from vllm_omni.diffusion.worker.utils import StepRequestState
 from vllm_omni.platforms import current_omni_platform
 
@@ -49,6 +30,7 @@ from gfdit.adapters.wan_request import (
     input_image,
     prompt_text,
 )
+from gfdit.adapters.wan_vae import as_media, decode_video, encode_frame
 from gfdit.core.tasks import Shape, TaskKind, artifact_kind, with_encoder
 
 IMAGE = "image"
@@ -177,16 +159,13 @@ class WanAdapter(DenoiseLoopAdapter):
 
     def encode_image(self, request: OmniDiffusionRequest) -> dict[str, Any]:
         """``condition``: the first frame as latents (videos, channels, 1, height, width), float32."""
-        shape, vae = self.shape(request), self.pipeline.vae
+        shape = self.shape(request)
         image = input_image(request, "image")
         assert image is not None
         image = image.resize((shape.width, shape.height), PIL.Image.Resampling.LANCZOS)
         pixels = self._processor.preprocess(image, height=shape.height, width=shape.width)
         pixels = pixels.repeat_interleave(self.num_videos(request.sampling_params), dim=0)
-        encoded = vae.encode(pixels.unsqueeze(2).to(self.device, vae.dtype))
-        latents = retrieve_latents(encoded, sample_mode="argmax")
-        mean, inverse_std = self._statistics(latents)
-        return {"condition": ((latents - mean) * inverse_std).to(torch.float32)}
+        return {"condition": encode_frame(self.pipeline.vae, pixels.to(self.device))}
 
     def num_videos(self, sampling: Any) -> int:
         """Rows of every tensor of a request."""
@@ -198,15 +177,6 @@ class WanAdapter(DenoiseLoopAdapter):
     @property
     def _processor(self) -> VideoProcessor:
         return VideoProcessor(vae_scale_factor=self.pipeline.vae_scale_factor_spatial)
-
-    def _statistics(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The VAE's mean and inverse standard deviation, (1, channels, 1, 1, 1), of the type of ``latents``."""
-        config = self.pipeline.vae.config
-        mean, std = (
-            torch.tensor(values).view(1, config.z_dim, 1, 1, 1).to(latents)
-            for values in (config.latents_mean, config.latents_std)
-        )
-        return mean, 1.0 / std
 
     # Prepare
 
@@ -333,40 +303,21 @@ class WanAdapter(DenoiseLoopAdapter):
     # Decode
 
     def decode_state(self, state: StepRequestState) -> DiffusionOutput:
-        sampling, vae = state.sampling, self.pipeline.vae
-        output_type = sampling.output_type or "np"
+        output_type = state.sampling.output_type or "np"
         latents = self._with_first_frame(state) if "condition" in state.extra else state.latents
         if current_omni_platform.is_available():
             current_omni_platform.empty_cache()  # as the pipeline does: decoding needs one large piece of memory
         if output_type == "latent":
             return DiffusionOutput(output=latents)
-        latents = latents.to(vae.dtype)
-        mean, inverse_std = self._statistics(latents)
-        latents = latents / inverse_std + mean
-        if resolve_wan_preencode_mp4(sampling, output_type=output_type):
-            videos = decode_to_mp4(
-                vae,
-                latents,
-                fps=resolve_wan_output_fps(sampling),
-                batch_frames=resolve_wan_preencode_batch_frames(sampling),
-                video_codec_options=resolve_wan_video_codec_options(sampling),
-            )
-            return DiffusionOutput(output=videos)
-        return self.output_of(vae.decode(latents, return_dict=False)[0])
+        decoded = decode_video(self.pipeline.vae, latents, state.sampling, output_type)
+        return decoded if isinstance(decoded, DiffusionOutput) else self.output_of(decoded)
 
     def output_of(self, video: torch.Tensor) -> DiffusionOutput:
         """``video`` (videos, 3, frames, height, width) in [-1, 1], in the form this pipeline returns it.
 
         Where ranks share the tiles of a decode, those without the result hold a placeholder of fewer dimensions.
         """
-        if video.ndim != len("BCTHW"):
-            return DiffusionOutput(output=video)
-        spec = VideoTensorSpec(
-            layout=VideoTensorLayout.BCTHW,
-            encoding=VideoTensorEncoding.NORMALIZED_FLOAT,
-            value_range=VideoValueRange.NEGATIVE_ONE_TO_ONE,
-        )
-        return DiffusionOutput(media=DiffusionMediaOutput(video=VideoMediaOutput(tensor=video, spec=spec)))
+        return as_media(video) if video.ndim == len("BCTHW") else DiffusionOutput(output=video)
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
