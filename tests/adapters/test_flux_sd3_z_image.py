@@ -138,30 +138,16 @@ def test_every_degree(kit_of: KitOf, family: str) -> None:
 @pytest.mark.parametrize("error", [forget_a_block, count_padding_in_rings], ids=lambda error: error.__name__)
 def test_a_ring_with_an_error_is_seen(kit_of: KitOf, family: str, error: Callable[[Any, bool], None]) -> None:
     """Negative control: in five shards of 117 image tokens there are three of padding."""
-    kit, request = kit_of(family, num_ranks=6, num_heads=6), REQUESTS[family][0]
-    (stock,) = kit.stock(request)
-    kit.on_ranks(error, True)
-    try:
-        wrong = kit.run(request, "sp5@2,4,1,0,5").difference(stock)
-    finally:
-        kit.on_ranks(error, False)
-    assert wrong > 10 * TOLERANCE
-    assert kit.run(request, "sp5@2,4,1,0,5").difference(stock) <= TOLERANCE
+    kit = kit_of(family, num_ranks=6, num_heads=6)
+    assert difference_by(kit, error, REQUESTS[family][0], "sp5@2,4,1,0,5") > 10 * TOLERANCE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["flux", "sd3"])
 def test_text_taken_for_image_tokens_is_seen(kit_of: KitOf, family: str) -> None:
     """Negative control: a strategy that exchanges all of what attention is given."""
-    kit, request = kit_of(family), REQUESTS[family][1]
-    (stock,) = kit.stock(request)
-    kit.on_ranks(exchange_everything, True)
-    try:
-        wrong = kit.run(request, "sp2@0,1").difference(stock)
-    finally:
-        kit.on_ranks(exchange_everything, False)
+    wrong = difference_by(kit_of(family), exchange_everything, REQUESTS[family][1], "sp2@0,1")
     assert wrong > 100 * TOLERANCE
-    assert kit.run(request, "sp2@0,1").difference(stock) <= TOLERANCE
 
 
 def exchange_everything(executor: Any, on: bool) -> None:
@@ -181,20 +167,24 @@ def exchange_everything(executor: Any, on: bool) -> None:
 @pytest.mark.thorough
 def test_a_branch_depends_on_the_other_one(kit_of: KitOf) -> None:
     """Negative control: a rank of Z-Image that runs its branch as if alone is seen."""
-    kit, request = kit_of("z-image"), REQUESTS["z-image"][0]
-    (stock,) = kit.stock(request)
-    kit.on_ranks(be_of_batch, False)
-    try:
-        wrong = kit.run(request, "cfg2@1,0").difference(stock)
-    finally:
-        kit.on_ranks(be_of_batch, True)
-    assert wrong > 10 * TOLERANCE
-    assert kit.run(request, "cfg2@1,0").difference(stock) <= TOLERANCE
+    assert difference_by(kit_of("z-image"), be_alone, REQUESTS["z-image"][0], "cfg2@1,0") > 10 * TOLERANCE
 
 
-def be_of_batch(executor: Any, on: bool) -> None:
+def be_alone(executor: Any, on: bool) -> None:
     branch = executor.adapter._branch
-    branch.of = type(branch).of.__get__(branch) if on else lambda *args: nullcontext()
+    branch.of = (lambda *args: nullcontext()) if on else type(branch).of.__get__(branch)
+
+
+def difference_by(kit: AdapterKit, error: Callable[[Any, bool], None], request: KitRequest, script: str) -> float:
+    """From stock, with ``error`` on every rank; without it there is none."""
+    (stock,) = kit.stock(request)
+    kit.on_ranks(error, True)
+    try:
+        wrong = kit.run(request, script).difference(stock)
+    finally:
+        kit.on_ranks(error, False)
+    assert kit.run(request, script).difference(stock) <= TOLERANCE
+    return wrong
 
 
 @pytest.mark.thorough
