@@ -39,10 +39,10 @@ $(STAMP): tools/setup.py pyproject.toml $(wildcard requirements/*.txt)
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# Half of the time a test waits for processes or a clock, so the cores are shared. A file's tests stay together: they
-# share servers.
+# Half of the time a test waits for processes or a clock, so the cores are shared. Which tests stay together, and what
+# begins, is in tests/conftest.py.
 test: lint types
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 thorough: setup
 	@$(BIN)/python -m pytest -m thorough --timeout 900

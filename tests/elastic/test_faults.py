@@ -16,7 +16,7 @@ from tests.support.images import Engine, ImageRequest
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)])
 def test_images_are_those_of_an_undisturbed_server(engine: Engine, number: signal.Signals) -> None:
     scripts = ("sp4@0,1,2,3", "sp1@2", "sp2@2,3 sp2@0,1", "sp1@1")
     requests = [ImageRequest(256, 256, steps=12, seed=7 + k).under(script) for k, script in enumerate(scripts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from gfdit.comm import GroupFreeComm
@@ -37,8 +38,11 @@ def taken_key(ranks: tuple[int, ...]) -> int:
     return sum((rank + 1) * 7**place for place, rank in enumerate(ranks))
 
 
-def test_every_ordered_subset_of_four_ranks() -> None:
-    with open_world(4, slot_bytes=1024) as world:
+@pytest.mark.parametrize(
+    ("world_size", "num_subsets_with_a_rank"), [(3, 11), pytest.param(4, 49, marks=pytest.mark.thorough)]
+)
+def test_every_ordered_subset(world_size: int, num_subsets_with_a_rank: int) -> None:
+    with open_world(world_size, slot_bytes=1024) as world:
         world.start_all(all_subsets, 37, heap_class=InterpretedHeap, comm_timeout_s=60.0)
-        results = [world.result(rank, timeout_s=240) for rank in range(4)]
-    assert results == [49] * 4
+        results = [world.result(rank, timeout_s=240) for rank in range(world_size)]
+    assert results == [num_subsets_with_a_rank] * world_size

@@ -51,6 +51,7 @@ def test_seed_and_size_change_the_transformer(model: Path, tmp_path: Path) -> No
     assert (model / vae).read_bytes() != (other / vae).read_bytes()
 
 
+@pytest.mark.thorough
 def test_stock_engine_serves_an_image(server: ServerProcess) -> None:
     request = (server.base_url, "a red panda", (128, 96), 4)
     status, image = generate_image(*request, seed=1)
@@ -61,10 +62,12 @@ def test_stock_engine_serves_an_image(server: ServerProcess) -> None:
     assert guided[1].tobytes() != image.tobytes()
 
 
+@pytest.mark.thorough
 def test_metrics_count_the_requests(server: ServerProcess) -> None:
     assert "vllm_omni:requests_success" in httpx.get(f"{server.base_url}/metrics", trust_env=False).text
 
 
+@pytest.mark.thorough
 def test_a_bad_request_gets_json(server: ServerProcess) -> None:
     status, error = generate_image(server.base_url, "a red panda", (128, 128), steps=-1, seed=1)
     assert status == 400 and "num_inference_steps" in json.dumps(error)
