@@ -1,6 +1,7 @@
 """What steps take at each degree, family by family: `gfdit profile` of a small random checkpoint of each.
 
-How steps scale depends on model, size and machine; this is the same command for all of them on this one. With
+How steps scale depends on model, size and machine; this is the same command for all of them on this one. ``--size
+small`` is so little that a step is mostly Python, ``large`` so much that it is mostly arithmetic. With
 ``--checkpoints FAMILY=MODEL ...`` it measures published checkpoints instead, on a machine that has room for them.
 """
 
@@ -18,8 +19,9 @@ from gfdit.core import Shape, TaskKind
 from gfdit.core.cost_file import CostTable
 from gfdit.observe.provenance import provenance, source_lines, write_report
 
-# Guidance where the family has it; with two branches there is one more way to use two ranks.
-IMAGE, VIDEO = Shape(128, 128), Shape(64, 64, 5)
+IMAGE = {"small": Shape(128, 128), "large": Shape(256, 256), "published": Shape(1024, 1024)}
+VIDEO = {"small": Shape(64, 64, 5), "large": Shape(256, 256, 5), "published": Shape(480, 832, 81)}
+LONG_VIDEO = {"small": Shape(64, 64, 33), "large": Shape(128, 128, 33), "published": Shape(384, 640, 99)}
 FAMILIES = {
     "qwen-image": IMAGE,
     "qwen-image-edit": IMAGE,
@@ -27,15 +29,19 @@ FAMILIES = {
     "sd3": IMAGE,
     "z-image": IMAGE,
     "longcat-image": IMAGE,
-    "wan2.2-ti2v": VIDEO,
+    "wan2.2-ti2v": VIDEO | {"published": Shape(704, 1280, 121)},
     "wan2.2-t2v-a14b": VIDEO,
     "wan2.2-i2v": VIDEO,
-    "helios": Shape(64, 64, 33),
+    "helios": LONG_VIDEO,
+}
+# Of the random checkpoints.
+WIDTH = {
+    "small": ("--layers", "4", "--heads", "4", "--head-dim", "32"),
+    "large": ("--layers", "4", "--heads", "8", "--head-dim", "64"),
 }
 # Rewriting a prompt generates 512 tokens, whatever the image.
 EXTRA_PARAMS = {"longcat-image": {"enable_prompt_rewrite": False}}
 NEED_IMAGE = ("qwen-image-edit", "wan2.2-i2v")
-WIDTH = ("--layers", "4", "--heads", "4", "--head-dim", "32")
 GFDIT = str(Path(sys.executable).with_name("gfdit"))
 
 
@@ -50,9 +56,9 @@ def main() -> int:
             out = Path(scratch) / f"{family}.json"
             done = subprocess.run(command(family, Path(scratch), out, picture, args), check=False)
             families[family] = summary(CostTable.load(out)) if done.returncode == 0 else None
-    settings = {"ranks": args.ranks, "width": " ".join(WIDTH), "checkpoints": args.checkpoints}
-    report = source | {"settings": settings, "families": families}
-    for path in write_report(args.out, "families", report, markdown(report)):
+    checkpoints = args.checkpoints or f"small random ones ({' '.join(WIDTH[args.size])})"
+    report = source | {"ranks": args.ranks, "checkpoints": checkpoints, "families": families}
+    for path in write_report(args.out, f"families_{args.size}", report, markdown(report)):
         print(path)
     return 0 if all(families.values()) else 1
 
@@ -61,24 +67,37 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--checkpoints", nargs="*", default=[], metavar="FAMILY=MODEL")
+    parser.add_argument("--size", choices=list(IMAGE), help="default: small, or published with --checkpoints")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-reps", type=int, default=16, help="see gfdit profile")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.size = args.size or ("published" if args.checkpoints else "small")
+    published = dict(entry.split("=", 1) for entry in args.checkpoints if "=" in entry)
+    if unknown := [name for name in published if name not in FAMILIES]:
+        parser.error(f"--checkpoints: there is no family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+    if len(published) < len(args.checkpoints):
+        parser.error("--checkpoints takes FAMILY=MODEL")
+    args.published = published
+    if published:
+        args.families = list(published)
+    elif args.size == "published":
+        parser.error("--size published needs --checkpoints: random ones are not made that large")
+    return args
 
 
 def command(family: str, folder: Path, out: Path, picture: Path, args: argparse.Namespace) -> list[str]:
-    published = dict(entry.split("=", 1) for entry in args.checkpoints)
-    model = published.get(family) or str(folder / family)
-    if family not in published:
-        subprocess.run([GFDIT, "tiny-model", family, model, *WIDTH], check=True)
+    model = args.published.get(family) or str(folder / family)
+    if family not in args.published:
+        subprocess.run([GFDIT, "tiny-model", family, model, *WIDTH[args.size]], check=True)
     argv = [GFDIT, "profile", model, "--ranks", str(args.ranks), "--model-name", family, "--out", str(out)]
-    argv += ["--shape", str(FAMILIES[family]), "--min-reps", "4", "--max-reps", str(args.max_reps)]
+    argv += ["--shape", str(FAMILIES[family][args.size])]
+    argv += ["--min-reps", "4", "--max-reps", str(args.max_reps)]
     if family in NEED_IMAGE:
         argv += ["--input-image", str(picture)]
     if family in EXTRA_PARAMS:
         argv += ["--extra-params", json.dumps(EXTRA_PARAMS[family])]
-    return argv if family in published else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
+    return argv if family in args.published else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
 
 
 def summary(table: CostTable) -> dict[str, Any]:
@@ -94,13 +113,12 @@ def summary(table: CostTable) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    settings = report["settings"]
     columns = list(dict.fromkeys(name for one in report["families"].values() if one for name in one["steps_s"]))
     lines = [
         "# Steps of every family",
         "",
         *source_lines(report),
-        f"- {settings['ranks']} ranks, all busy; small random checkpoints ({settings['width']})",
+        f"- {report['ranks']} ranks, all busy; checkpoints: {report['checkpoints']}",
         "",
         "Milliseconds of a denoising step, and of encoding and decoding on one rank.",
         "",
