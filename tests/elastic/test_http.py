@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from gfdit.observe.timeline import read_timeline
 from tests.support.leftovers import nothing_left
+from tests.support.openai_client import only_image, openai_client
 from tests.support.server import ServerProcess, free_port, generate_image, start_server
 
 pytestmark = pytest.mark.timeout(300)
@@ -117,6 +119,22 @@ def wait_until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def test_the_openai_client(server: ServerProcess) -> None:
+    fields: dict[str, Any] = {"num_inference_steps": 4, "seed": 1}
+    with openai_client(server) as client:
+        made = client.images.generate(
+            prompt="a red panda", size="128x128", response_format="b64_json", extra_body=fields
+        )
+        assert only_image(made).tobytes() == generate(server)[1].tobytes()
+        with pytest.raises(openai.BadRequestError, match=r"gfdit\.priority must be an integer"):
+            bad = {"extra_params": {"gfdit": {"priority": "high"}}}
+            client.images.generate(prompt="a red panda", size="128x128", extra_body=fields | bad)
+        with pytest.raises(openai.RateLimitError) as refused:
+            late = {"extra_params": {"gfdit": {"deadline_ms": 0.01}}}
+            client.images.generate(prompt="a red panda", size="128x128", extra_body=fields | late)
+        assert int(refused.value.response.headers["Retry-After"]) >= 1
 
 
 def test_metrics_show_what_artifacts_take(server: ServerProcess) -> None:

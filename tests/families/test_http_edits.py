@@ -20,6 +20,7 @@ from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.omni.plugin import find_accelerator
 from gfdit.sim.trace import TraceRequest
+from tests.support.openai_client import only_image, openai_client
 from tests.support.server import ServerProcess, free_port, start_server
 
 pytestmark = [
@@ -36,6 +37,14 @@ FORM = {
     "num_inference_steps": "3",
     "true_cfg_scale": "4",
     "seed": "1",
+}
+CHAT_FIELDS: dict[str, Any] = {
+    "width": SIZE[0],
+    "height": SIZE[1],
+    "num_inference_steps": 3,
+    "seed": 1,
+    "true_cfg_scale": 4.0,
+    "negative_prompt": " ",
 }
 
 
@@ -74,23 +83,17 @@ def edit(server: ServerProcess, image: bytes | None = None, **fields: str) -> ht
     return post(server, "/v1/images/edits", data={**FORM, **fields}, files=files)
 
 
-def chat(server: ServerProcess, image: bytes | None = None, **fields: Any) -> httpx.Response:
+def chat_messages(image: bytes | None) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = [{"type": "text", "text": FORM["prompt"]}]
     if image is not None:
         url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
         content.append({"type": "image_url", "image_url": {"url": url}})
-    width, height = SIZE
-    extra_body = {
-        "width": width,
-        "height": height,
-        "num_inference_steps": 3,
-        "seed": 1,
-        "true_cfg_scale": 4.0,
-        "negative_prompt": " ",
-        **fields,
-    }
-    messages = [{"role": "user", "content": content}]
-    return post(server, "/v1/chat/completions", json={"messages": messages, "extra_body": extra_body})
+    return [{"role": "user", "content": content}]
+
+
+def chat(server: ServerProcess, image: bytes | None = None, **fields: Any) -> httpx.Response:
+    body = {"messages": chat_messages(image), "extra_body": CHAT_FIELDS | fields}
+    return post(server, "/v1/chat/completions", json=body)
 
 
 def edited(response: httpx.Response) -> Image.Image:
@@ -100,7 +103,11 @@ def edited(response: httpx.Response) -> Image.Image:
 
 def drawn(response: httpx.Response) -> Image.Image:
     assert response.status_code == 200, response.text
-    url = response.json()["choices"][0]["message"]["content"][0]["image_url"]["url"]
+    return picture_of(response.json())
+
+
+def picture_of(completion: dict[str, Any]) -> Image.Image:
+    url = completion["choices"][0]["message"]["content"][0]["image_url"]["url"]
     return Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
 
 
@@ -123,6 +130,24 @@ def test_a_chat_with_an_image_is_the_same_edit_and_takes_options(server: ServerP
     assert image.tobytes() == edited(edit(server, png())).tobytes()
     refused = chat(server, png(), extra_args={"gfdit": {"deadline_ms": -1}})
     assert refused.status_code == 400 and "gfdit.deadline_ms must be" in refused.text
+
+
+def test_the_openai_client(server: ServerProcess) -> None:
+    image = edited(edit(server, png()))
+    fields = {name: FORM[name] for name in ("negative_prompt", "num_inference_steps", "true_cfg_scale", "seed")}
+    with openai_client(server) as client:
+        # 128x96 is none of the sizes that its types know.
+        made = client.images.edit(
+            image=("image.png", png()), prompt=FORM["prompt"], extra_body={**fields, "size": FORM["size"]}
+        )
+        assert only_image(made).tobytes() == image.tobytes()
+        said = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=chat_messages(png()),  # type: ignore[arg-type]
+            extra_body=CHAT_FIELDS,
+        )
+    assert said.choices[0].finish_reason == "stop"
+    assert picture_of(said.to_dict(warnings=False)).tobytes() == image.tobytes()
 
 
 def test_the_size_is_that_of_the_input_image_if_none_is_given(server: ServerProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 
 from gfdit.cli.main import main
 from gfdit.observe.timeline import read_timeline
+from tests.support.openai_client import openai_client
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, get, post_video, wait_for_job
 
@@ -80,6 +82,16 @@ def test_a_video_as_a_job(server: ServerProcess) -> None:
     assert np.array_equal(frames_of(content), frames(server, num_inference_steps=40))
     deleted = httpx.delete(f"{server.base_url}/v1/videos/{job['id']}", trust_env=False)
     assert deleted.json()["deleted"] is True
+
+
+def test_the_openai_client(server: ServerProcess) -> None:
+    fields = {name: str(FIELDS[name]) for name in ("size", "num_frames", "num_inference_steps", "seed")}
+    with openai_client(server) as client, warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        job = client.videos.create_and_poll(prompt=str(FIELDS["prompt"]), extra_body=fields, poll_interval_ms=200)
+        assert job.status == "completed" and job.error is None
+        content = client.videos.download_content(job.id).content
+        assert np.array_equal(frames_of(content), frames(server))
+        assert client.videos.delete(job.id).deleted
 
 
 def test_a_video_of_an_image(server: ServerProcess, timeline: Path) -> None:
