@@ -48,7 +48,8 @@ thorough: setup
 	@$(BIN)/python -m pytest -m thorough --timeout 900
 
 families: setup
-	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 900
+	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 900 \
+		--numprocesses 2 --dist loadfile
 
 models: setup
 	@$(BIN)/python tools/check_models.py

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-# Folders whose tests share servers that are slow to start: with pytest-xdist one process runs all of such a
-# folder, and begins with it. Elsewhere the tests of a file stay together.
+# Folders whose tests share servers that are slow to start: with pytest-xdist's `--dist loadscope` one process runs
+# all of such a folder, and begins with it. Elsewhere the tests of a file stay together.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
 
 
@@ -27,7 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    if config.getvalue("dist") != "loadscope":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class ByScope(LoadScopeScheduling):
