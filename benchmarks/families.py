@@ -48,47 +48,46 @@ GFDIT = str(Path(sys.executable).with_name("gfdit"))
 def main() -> int:
     args = parse_args()
     source = provenance(sys.argv)
-    families: dict[str, Any] = {}
+    checkpoints = ", ".join(args.checkpoints.values()) or f"small random ones ({' '.join(WIDTH[args.size])})"
+    report = source | {"ranks": args.ranks, "checkpoints": checkpoints, "families": {}}
     with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / "picture.png"
         Image.linear_gradient("L").convert("RGB").save(picture)
         for family in args.families:
             out = Path(scratch) / f"{family}.json"
             done = subprocess.run(command(family, Path(scratch), out, picture, args), check=False)
-            families[family] = summary(CostTable.load(out)) if done.returncode == 0 else None
-    checkpoints = args.checkpoints or f"small random ones ({' '.join(WIDTH[args.size])})"
-    report = source | {"ranks": args.ranks, "checkpoints": checkpoints, "families": families}
-    for path in write_report(args.out, f"families_{args.size}", report, markdown(report)):
-        print(path)
-    return 0 if all(families.values()) else 1
+            report["families"][family] = summary(CostTable.load(out)) if done.returncode == 0 else None
+            # After each: all of them take long.
+            paths = write_report(args.out, f"families_{args.size}", report, markdown(report))
+    print(*paths, sep="\n")
+    return 0 if all(report["families"].values()) else 1
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--checkpoints", nargs="*", default=[], metavar="FAMILY=MODEL")
-    parser.add_argument("--size", choices=list(IMAGE), help="default: small, or published with --checkpoints")
+    parser.add_argument("--checkpoints", nargs="+", type=checkpoint, default=[], metavar="FAMILY=MODEL")
+    parser.add_argument("--size", choices=list(WIDTH), default="small", help="of random checkpoints")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-reps", type=int, default=16, help="see gfdit profile")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
-    args.size = args.size or ("published" if args.checkpoints else "small")
-    published = dict(entry.split("=", 1) for entry in args.checkpoints if "=" in entry)
-    if unknown := [name for name in published if name not in FAMILIES]:
-        parser.error(f"--checkpoints: there is no family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
-    if len(published) < len(args.checkpoints):
-        parser.error("--checkpoints takes FAMILY=MODEL")
-    args.published = published
-    if published:
-        args.families = list(published)
-    elif args.size == "published":
-        parser.error("--size published needs --checkpoints: random ones are not made that large")
+    args.checkpoints = dict(args.checkpoints)
+    if args.checkpoints:
+        args.families, args.size = list(args.checkpoints), "published"
     return args
 
 
+def checkpoint(text: str) -> tuple[str, str]:
+    family, _, model = text.partition("=")
+    if family not in FAMILIES or not model:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FAMILY=MODEL with a family of {', '.join(FAMILIES)}")
+    return family, model
+
+
 def command(family: str, folder: Path, out: Path, picture: Path, args: argparse.Namespace) -> list[str]:
-    model = args.published.get(family) or str(folder / family)
-    if family not in args.published:
+    model = args.checkpoints.get(family) or str(folder / family)
+    if family not in args.checkpoints:
         subprocess.run([GFDIT, "tiny-model", family, model, *WIDTH[args.size]], check=True)
     argv = [GFDIT, "profile", model, "--ranks", str(args.ranks), "--model-name", family, "--out", str(out)]
     argv += ["--shape", str(FAMILIES[family][args.size])]
@@ -97,7 +96,7 @@ def command(family: str, folder: Path, out: Path, picture: Path, args: argparse.
         argv += ["--input-image", str(picture)]
     if family in EXTRA_PARAMS:
         argv += ["--extra-params", json.dumps(EXTRA_PARAMS[family])]
-    return argv if family in args.published else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
+    return argv if family in args.checkpoints else [*argv, "--", "--dtype", "float32", "--enforce-eager"]
 
 
 def summary(table: CostTable) -> dict[str, Any]:
