@@ -108,7 +108,13 @@ class Supervisor:
         return found
 
     def stop(self, grace_s: float) -> None:
-        """Let workers end by themselves for ``grace_s`` seconds (they have been told to), then kill them."""
+        """Let workers end by themselves for ``grace_s`` seconds (they have been told to), then kill them.
+
+        Who still loads its model does not hear that, and has nothing to end.
+        """
+        for worker in self.workers.values():
+            if not worker.ready:
+                worker.process.kill()
         deadline_s = time.monotonic() + grace_s
         for worker in self.workers.values():
             worker.process.join(max(0.0, deadline_s - time.monotonic()))

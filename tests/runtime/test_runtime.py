@@ -207,6 +207,17 @@ def test_a_worker_that_cannot_start_is_reported() -> None:
     runtime.close()
 
 
+def test_workers_that_still_load_do_not_delay_the_end(tmp_path: Path) -> None:
+    runtime = Runtime(payload=f"load for ever {tmp_path}".encode())
+    deadline_s = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 3:
+        assert time.monotonic() < deadline_s, "the workers do not load"
+        time.sleep(0.05)
+    started_s = time.monotonic()
+    runtime.close()
+    assert time.monotonic() - started_s < 6, "less than a worker's grace"
+
+
 def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
     recording = tmp_path / "recording.jsonl"
     runtime = Runtime(max_retries=2, record_path=str(recording))

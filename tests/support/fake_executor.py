@@ -150,4 +150,7 @@ class FakeExecutor:
 def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> FakeExecutor:
     if payload == b"fail to start":
         raise RuntimeError("out of memory")
+    if payload.startswith(b"load for ever "):
+        Path(payload.decode().removeprefix("load for ever "), str(rank)).touch()
+        time.sleep(3600)
     return FakeExecutor(rank, comm, payload.decode())
