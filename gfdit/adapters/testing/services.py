@@ -100,6 +100,10 @@ class StockService:
 
     def generate(self, payload: bytes) -> Output:
         """The whole request in one ``forward``, as the stock engine runs it."""
+        for transformer in transformers_of(self._worker.model_runner.pipeline):
+            # Helios' caches know tensors by address, where the last request's may live on. Nobody empties them.
+            if (clear := getattr(transformer, "clear_cross_attention_cache", None)) is not None:
+                clear()
         return Output.of(self._worker.execute_model(pickle.loads(payload), self._od_config))
 
     def splits_tokens(self) -> bool:
