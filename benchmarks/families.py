@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from gfdit.core import Shape, TaskKind
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.observe.provenance import provenance, source_lines, write_report
 
 IMAGE = {"small": Shape(128, 128), "large": Shape(256, 256), "published": Shape(1024, 1024)}

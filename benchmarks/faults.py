@@ -28,7 +28,7 @@ from gfdit.comm import GroupFreeComm, SharedMemoryHeap
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, Task, TaskKind, trajectory
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_views import ArtifactView, FieldView
+from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.migration.parts import ArtifactParts
 from gfdit.observe.provenance import provenance, write_report
 from gfdit.observe.recording import RecordingReader, TimedEvent

@@ -29,9 +29,9 @@ from benchmarks.sim_vs_engine import (
 )
 from gfdit.cli.replay import Outcome
 from gfdit.cli.server_process import ServerError, free_port, start_server
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
-from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.quiet import Quiet
 from gfdit.sim.bound import attainment_bound

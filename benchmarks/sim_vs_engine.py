@@ -30,10 +30,10 @@ from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from gfdit.core import Shape
 from gfdit.core.commands import CompleteRequest
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import CostKey
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import CostKey
 from gfdit.core.events import RequestArrived
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.policy.loading import load_policy
 from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.quiet import Quiet
 from gfdit.observe.recording import RecordingReader, TimedEvent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from gfdit.core.estimates import ServiceTimes
+from gfdit.core.policy.estimates import ServiceTimes
 
 
 class _Timed(Protocol):

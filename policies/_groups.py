@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from gfdit.core import Dispatch, ExecutionLayout, ParallelSpec, RankView, RequestView, SchedulerView, TaskView
-from gfdit.core.estimates import Estimates
 from gfdit.core.layouts import widest
+from gfdit.core.policy.estimates import Estimates
 
 GroupId = tuple[int, int]
 """Node (-1 where groups cross nodes), and rank id divided by the size of a group."""

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gfdit.core import RequestView, SchedulerView, TaskKind
-from gfdit.core.estimates import Estimates, ServiceTimes
+from gfdit.core.policy.estimates import Estimates, ServiceTimes
 from gfdit.policies._allocation import ROUNDING_S, Degree, Share, minimal_allocation, useful_degrees
 
 

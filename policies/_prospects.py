@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
-from gfdit.core.estimates import Estimates, ServiceTimes
+from gfdit.core.policy.estimates import Estimates, ServiceTimes
 from gfdit.policies._allocation import ROUNDING_S, useful_degrees
 
 MAX_PRIORITY = 64

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, RequestView, SchedulerView
-from gfdit.core.estimates import Estimates
 from gfdit.core.layouts import widest
+from gfdit.core.policy.estimates import Estimates
 from gfdit.policies._ranks import FreeRanks
 
 

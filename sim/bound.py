@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gfdit.core import Request
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.programme import Programme

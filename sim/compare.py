@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gfdit.core import Policy
-from gfdit.core.cost_file import CostTable
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.cost.file import CostTable
+from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gfdit.core import Decision, Policy, SchedulerView
 from gfdit.core import events as ev
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.sim.devices import Execution
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.request_classes import RequestClass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 
 FOLDER = Path(__file__).with_name("costs")
 

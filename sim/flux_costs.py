@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.tasks import TaskKind
 
 MODEL = "flux.1-dev"

@@ -12,7 +12,7 @@ from gfdit.core import (
     UnknownCostError,
     trajectory,
 )
-from gfdit.core.cost_table import CostTable, TableCostModel
+from gfdit.core.cost.table import CostTable, TableCostModel
 from gfdit.core.layouts import SINGLE
 from gfdit.core.tasks import with_encoder
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gfdit.core import ExecutionLayout, Request, TaskView
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.programme import Programme
 from gfdit.sim.trace import TraceRequest

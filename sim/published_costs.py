@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.tasks import Shape, TaskKind
 from gfdit.sim import flux_costs
 from gfdit.sim.cost_tables import FOLDER

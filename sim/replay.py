@@ -14,8 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from gfdit.core import ControlPlane, RankRecord
-from gfdit.core.cost_table import NominalCostModel, TableCostModel
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.cost.table import NominalCostModel, TableCostModel
+from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingReader, TimedEvent, command_line, refusal_line
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gfdit.core import Request, Shape, TaskKind
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.core.layouts import SINGLE
 from gfdit.sim.graphs import GraphBuilder
 

@@ -15,8 +15,8 @@ from typing import Any
 from gfdit.core import ControlPlane, Policy, RankRecord
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.core.tasks import artifact_kind
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.sim.devices import Copy, Devices, Execution

@@ -9,8 +9,8 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import Estimate, estimate

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gfdit.core import ExecutionLayout, Request, TaskView, UnknownCostError
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.graphs import GraphBuilder
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.arrivals import arrival_times, pick
 from gfdit.sim.request_classes import DEFAULT_STEPS, RequestClass, request_classes
 from gfdit.sim.trace import TraceRequest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.policy_reports.claims import Claim, Verdict
-from gfdit.core.policy_loading import DEFAULT_POLICY
+from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.sim.sweep import BOUND, Point, Sweep
 
 DEFAULT = DEFAULT_POLICY

@@ -8,7 +8,7 @@ from functools import partial
 from benchmarks.policy_reports.claims import ATTAINMENT, attainment_table, percent
 from benchmarks.policy_reports.report import Report
 from gfdit.core import TaskKind
-from gfdit.core.cost_file import CostEntry, CostTable
+from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.cost_tables import load_cost_table

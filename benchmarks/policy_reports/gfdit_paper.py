@@ -17,7 +17,7 @@ from benchmarks.policy_reports.gfdit_claims import (
     static_collapses,
 )
 from benchmarks.policy_reports.report import Report
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.sim.compare import PolicyChoice, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions

@@ -11,8 +11,8 @@ from typing import Any
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.cli.sim import progress
-from gfdit.core.cost_table import TableCostModel
-from gfdit.core.policy_loading import known_policies
+from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy.loading import known_policies
 from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from gfdit.comm import GroupFreeComm
-from gfdit.core.artifact_views import inside, intersection
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.artifacts.views import inside, intersection
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.transfers import plan_transfers
 from gfdit.migration.codec import Artifact, FieldCodec, Sharding
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.transfer import METADATA_ROOM, migrate

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gfdit.core.policy_loading import (
+from gfdit.core.policy.loading import (
     REQUIRED,
     PolicyParameter,
     known_policies,

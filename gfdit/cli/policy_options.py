@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from gfdit.core.admission import AdmissionMode
-from gfdit.core.policy_loading import DEFAULT_POLICY
+from gfdit.core.policy.admission import AdmissionMode
+from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.sim.compare import PolicyChoice
 
 

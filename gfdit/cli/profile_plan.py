@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gfdit.cli.profile_server import ProfileServer, Wanted, script_between, script_on
 from gfdit.core import ParallelSpec, Shape, TaskKind
-from gfdit.core.cost_table import CostKey
+from gfdit.core.cost.table import CostKey
 from gfdit.core.events import RequestArrived
 from gfdit.core.layouts import SINGLE
 from gfdit.observe.samples import median_error

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
-from gfdit.core.cost_table import CostKey
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.table import CostKey
 from gfdit.core.tasks import Shape
 from gfdit.observe.samples import UNLIMITED, Samples, typical
 

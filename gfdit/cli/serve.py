@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from gfdit.core.admission import AdmissionMode
-from gfdit.core.cost_file import CostTable
-from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
+from gfdit.core.cost.file import CostTable
+from gfdit.core.policy.admission import AdmissionMode
+from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 from gfdit.omni.settings import Settings
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"

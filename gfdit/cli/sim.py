@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans

@@ -4,7 +4,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.trace import write_trace
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_classes

@@ -4,6 +4,7 @@ No torch, no sockets, no threads, no clock. Policies, the simulator and the onli
 """
 
 from gfdit.core.control import ControlPlane
+from gfdit.core.control.records import RankRecord
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import (
@@ -17,7 +18,6 @@ from gfdit.core.policy import (
     SchedulerView,
     TaskView,
 )
-from gfdit.core.records import RankRecord
 from gfdit.core.tasks import Request, Shape, Task, TaskGraph, TaskKind, trajectory
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView
+from gfdit.core.artifacts.transfers import Transfer
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
-from gfdit.core.transfers import Transfer
 
 Lane = Literal["compute", "migration"]
 """The two queues of a rank, each with edges of its own."""

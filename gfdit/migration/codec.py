@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gfdit.core.artifact_views import ArtifactView, FieldView
+from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.migration import pickling
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.tensor_fields import tensor_fields
@@ -30,7 +30,7 @@ class ArtifactCodec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A field of which each rank holds a part, as :class:`~gfdit.core.artifact_views.FieldView` says.
+    """A field of which each rank holds a part, as :class:`~gfdit.core.artifacts.views.FieldView` says.
 
     ``shape_field`` names the field that holds its global shape, a tuple.
     """

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from gfdit.comm import Group, GroupFreeComm
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView, inside, intersection
+from gfdit.core.artifacts.transfers import Piece, Transfer
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, inside, intersection
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.transfers import Piece, Transfer
 from gfdit.migration.parts import ArtifactParts
 
 # Pieces up to here travel together: a copy costs less than a message.

@@ -16,7 +16,7 @@ import msgspec
 
 from gfdit.core import ControlPlane
 from gfdit.core.commands import Command
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.core.events import Event
 
 VERSION = 2

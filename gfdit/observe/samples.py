@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gfdit.core.commands import CompleteRequest, Migrate, RunTask
-from gfdit.core.cost_table import CostKey
+from gfdit.core.cost.table import CostKey
 from gfdit.core.events import MigrationFinished, RequestArrived, TaskFinished
 from gfdit.core.tasks import Request, Shape, TaskKind, artifact_kind
 from gfdit.observe.recording import TimedEvent

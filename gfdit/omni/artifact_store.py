@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.migration.codec import Artifact, ArtifactCodec
 from gfdit.migration.parts import ArtifactParts

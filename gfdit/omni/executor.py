@@ -23,7 +23,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import split_by_key
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.comm import GroupFreeComm
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.parts import ArtifactParts

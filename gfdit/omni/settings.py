@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gfdit.core.policy_loading import DEFAULT_POLICY, load_policy
+from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 
 
 @dataclass(frozen=True, slots=True)

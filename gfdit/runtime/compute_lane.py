@@ -10,7 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from gfdit.comm import CommError, GroupFreeComm
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import RunTask
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims

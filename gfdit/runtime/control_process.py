@@ -19,7 +19,7 @@ import zmq
 
 from gfdit.core import Request, TaskGraph
 from gfdit.core import events as ev
-from gfdit.core.cost_table import CostTable
+from gfdit.core.cost.table import CostTable
 from gfdit.runtime import messages as msg
 from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.claims import Claims

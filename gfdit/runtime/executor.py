@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gfdit.core import commands
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.tasks import Request, TaskGraph
 
 

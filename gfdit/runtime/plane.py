@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gfdit.core import ControlPlane, RankRecord
-from gfdit.core.cost_table import CostTable, NominalCostModel, TableCostModel
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.cost.table import CostTable, NominalCostModel, TableCostModel
+from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gfdit.core.control.records import DispatchRecord
 from gfdit.core.layouts import ParallelSpec
-from gfdit.core.records import DispatchRecord
 from gfdit.core.tasks import Shape, TaskKind
 from gfdit.runtime.config import RuntimeConfig
 

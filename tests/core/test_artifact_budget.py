@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gfdit.core import ControlPlane, Policy, RankRecord, Request, Shape
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_budget import SETTLED_STEPS, ArtifactBudget
-from gfdit.core.artifact_views import ArtifactView, FieldView
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.artifacts.views import ArtifactView, FieldView
+from gfdit.core.control.artifact_budget import SETTLED_STEPS, ArtifactBudget
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.layouts import SINGLE as ONE_RANK
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs

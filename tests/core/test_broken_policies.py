@@ -24,7 +24,7 @@ from gfdit.core import (
 )
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost_table import CostKey, NominalCostModel
+from gfdit.core.cost.table import CostKey, NominalCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from tests.support.cluster import Cluster

@@ -22,8 +22,8 @@ from gfdit.core import (
     UnknownCostError,
     trajectory,
 )
-from gfdit.core.calibration import WINDOW, Measured
-from gfdit.core.cost_table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
+from gfdit.core.cost.calibration import WINDOW, Measured
+from gfdit.core.cost.table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
 from gfdit.core.tasks import artifact_kind
 
 SP1, SP2, SP4 = ParallelSpec(1), ParallelSpec(2), ParallelSpec(4)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gfdit.cli.main import main
-from gfdit.core.policy_loading import known_policies, load_policy
+from gfdit.core.policy.loading import known_policies, load_policy
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 

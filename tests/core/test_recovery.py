@@ -16,8 +16,8 @@ from gfdit.core import (
 )
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView, FieldView
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView, FieldView
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.policies.fcfs import Fcfs
 from tests.support.workload import make_request
 

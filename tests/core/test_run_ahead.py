@@ -17,15 +17,15 @@ from gfdit.core import (
     ParallelSpec,
     RankRecord,
     SchedulerView,
-    outcomes,
 )
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost_table import NominalCostModel
-from gfdit.core.look_ahead import NextStep
-from gfdit.core.outcomes import Outcomes
-from gfdit.core.records import DispatchRecord
-from gfdit.core.run_ahead import RunAhead
+from gfdit.core.control import outcomes
+from gfdit.core.control.look_ahead import NextStep
+from gfdit.core.control.outcomes import Outcomes
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.run_ahead import RunAhead
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from tests.core.test_control_plane import FAULTS, POLICIES

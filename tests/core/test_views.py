@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from gfdit.core import ControlPlane, Decision, Dispatch, ExecutionLayout, ParallelSpec, RankRecord, SchedulerView
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_views import ArtifactView, FieldView
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.artifacts.views import ArtifactView, FieldView
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.policy import RankView
 from tests.support.workload import make_request
 

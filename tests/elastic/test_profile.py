@@ -14,7 +14,7 @@ from gfdit.cli import profile, profile_plan, profile_server
 from gfdit.cli.main import main
 from gfdit.cli.profile_server import ProfileServer
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
-from gfdit.core.cost_table import CostTable, TableCostModel
+from gfdit.core.cost.table import CostTable, TableCostModel
 from gfdit.sim.graphs import GraphBuilder
 
 pytestmark = pytest.mark.timeout(300)

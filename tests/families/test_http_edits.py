@@ -242,7 +242,7 @@ def test_videos_in_chunks(tmp_path: Path) -> None:
 
 def test_profile(tmp_path: Path) -> None:
     """Both encode tasks count as one kind; their artifact has a size of its own."""
-    from gfdit.core.cost_table import CostTable
+    from gfdit.core.cost.table import CostTable
 
     model = tmp_path / "qwen-image-edit"
     assert main(["tiny-model", "qwen-image-edit", str(model)]) == 0

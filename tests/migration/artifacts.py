@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView
+from gfdit.core.artifacts.transfers import Transfer
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.transfers import Transfer
 
 MAX_RANKS = 8
 DTYPES = {"uint8": 1, "bool": 1, "bfloat16": 2, "float32": 4, "int64": 8}

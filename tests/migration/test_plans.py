@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gfdit.core import transfers
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView
+from gfdit.core.artifacts import transfers
+from gfdit.core.artifacts.transfers import Transfer, plan_transfers
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.transfers import Transfer, plan_transfers
 from tests.migration.artifacts import (
     MAX_RANKS,
     Element,

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap, spawn
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.transfers import plan_transfers
 from gfdit.migration.codec import FieldCodec, Sharding
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.tensor_fields import NESTED_BYTES, tensor_fields

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gfdit.comm import CommError, GroupFreeComm, spawn
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.transfers import plan_transfers
 from gfdit.migration import transfer
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.transfer import migrate

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, trajectory
+from gfdit.core.artifacts.transfers import Transfer
 from gfdit.core.commands import CompleteRequest, Migrate, RunTask
-from gfdit.core.cost_table import CostKey
+from gfdit.core.cost.table import CostKey
 from gfdit.core.events import Event, MigrationFinished, RequestArrived, TaskFailed, TaskFinished
-from gfdit.core.transfers import Transfer
 from gfdit.observe.recording import TimedEvent
 from gfdit.observe.samples import UNLIMITED, Samples, median_error
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gfdit.core import Admission, Policy, RequestView, SchedulerView
-from gfdit.core.admission import DeadlineAdmission, with_admission
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.policy.admission import DeadlineAdmission, with_admission
+from gfdit.core.policy.loading import load_policy
 from gfdit.policies.edf import Edf
 from gfdit.policies.fcfs import Fcfs
 from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, Simulator, Status

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gfdit.core import ExecutionLayout, ParallelSpec, Policy, TaskKind
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
-from gfdit.core.records import RequestRecord
+from gfdit.core.control.records import RequestRecord
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.edf import Edf
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs

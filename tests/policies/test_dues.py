@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from gfdit.core import ParallelSpec, RequestView, Shape
-from gfdit.core.estimates import ServiceTimes
+from gfdit.core.policy.estimates import ServiceTimes
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
 from gfdit.policies._prospects import Prospect
 

@@ -17,7 +17,7 @@ from gfdit.core import (
     TaskKind,
     TaskView,
 )
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.policies.equipartition import Equipartition
 from tests.policies.test_fcfs import ARRIVALS, requests_of
 from tests.support.timed_cluster import OTHER_S, STEP_S, simulate

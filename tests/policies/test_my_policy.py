@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.policy.loading import load_policy
 from tests.support.cluster import Cluster
 from tests.support.timed_cluster import simulate
 from tests.support.workload import make_request, random_requests

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gfdit.core import ParallelSpec, Policy
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.policies._allocation import Degree, minimal_allocation, useful_degrees
 from gfdit.policies._knapsack import pack
 from gfdit.policies.fcfs import Fcfs

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gfdit.core import Policy
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.srtf import Srtf
 from gfdit.policies.triage import Triage

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gfdit.core.control.records import DispatchRecord
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import TaskView
-from gfdit.core.records import DispatchRecord
 from gfdit.core.tasks import TaskKind
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.time_limits import PATIENCE, TimeLimits

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, Policy, SchedulerView, TaskKind
-from gfdit.core.cost_file import CostTable
+from gfdit.core.cost.file import CostTable
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
 from gfdit.sim.simulator import SimulationOptions, SimulationRun, Simulator
 from gfdit.sim.trace import TraceRequest

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gfdit.core import TaskKind
-from gfdit.core.cost_file import CostEntry, CostTable
+from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.trace import TraceRequest
 
 MIGRATION_S = 0.25

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pytest import approx
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, SchedulerView, TaskKind
-from gfdit.core.cost_file import CostEntry, CostTable
+from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.simulator import Status
 from tests.sim.runs import ends, run
 from tests.sim.tables import AROUND_S, DECODE_S, ENCODE_S, PREPARE_S, line, table

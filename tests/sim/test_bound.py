@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
-from gfdit.core.policy_loading import known_policies, load_policy
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy.loading import known_policies, load_policy
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.results import summarize

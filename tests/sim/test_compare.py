@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gfdit.cli import main as cli
-from gfdit.core.policy_loading import DEFAULT_POLICY
+from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import estimate
 from gfdit.sim.simulator import SimulationOptions

@@ -9,7 +9,7 @@ import pytest
 
 from gfdit.cli import main as cli
 from gfdit.core import Decision, SchedulerView
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.fcfs import Fcfs
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
 from gfdit.sim.request_classes import request_classes

@@ -9,9 +9,9 @@ import pytest
 from pytest import approx
 
 from gfdit.core import ParallelSpec, TaskKind, trajectory
-from gfdit.core.cost_file import ArtifactSize, CostTable
-from gfdit.core.cost_table import TableCostModel
-from gfdit.core.policy_loading import load_policy
+from gfdit.core.cost.file import ArtifactSize, CostTable
+from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy.loading import load_policy
 from gfdit.core.tasks import with_encoder
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.simulator import Status

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import pytest
 
-from gfdit.core.policy_loading import known_policies, load_policy
+from gfdit.core.policy.loading import known_policies, load_policy
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.results import summarize

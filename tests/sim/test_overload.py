@@ -9,7 +9,7 @@ import pytest
 
 from gfdit.core import Policy
 from gfdit.core import events as ev
-from gfdit.core.admission import with_admission
+from gfdit.core.policy.admission import with_admission
 from gfdit.policies.edf import Edf
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.triage import Triage

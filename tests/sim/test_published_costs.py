@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gfdit.core import ParallelSpec, Request, Shape, TaskKind
-from gfdit.core.cost_file import CostTable
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.sim import flux_costs
 from gfdit.sim.cost_tables import FOLDER, load_cost_table, shipped_tables
 from gfdit.sim.graphs import GraphBuilder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from gfdit.core import TaskKind
-from gfdit.core.cost_table import CostKey, TableCostModel
+from gfdit.core.cost.table import CostKey, TableCostModel
 from gfdit.observe.timeline import TimelineWriter, read_timeline
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs

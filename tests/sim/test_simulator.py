@@ -23,8 +23,8 @@ from gfdit.core import (
     SchedulerView,
     TaskKind,
 )
-from gfdit.core.cost_file import ArtifactSize
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.file import ArtifactSize
+from gfdit.core.cost.table import TableCostModel
 from gfdit.observe.timeline import MIGRATE, TimelineWriter, read_timeline
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gfdit.core import Shape, TaskKind
-from gfdit.core.cost_table import TableCostModel
+from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.sim.arrivals import arrival_times, pick
 from gfdit.sim.cost_tables import load_cost_table

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from gfdit.core import ControlPlane, ExecutionLayout, Policy, RankRecord, Request, Task, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView, FieldView
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView, FieldView
 from gfdit.core.cost import CostModel
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.tasks import artifact_kind
-from gfdit.core.transfers import plan_transfers
 
 ECHO = "a peer failed"
 BEGUN, WITHDRAWN = "begun", "withdrawn"

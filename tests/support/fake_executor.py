@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gfdit.comm import GroupFreeComm
-from gfdit.core.artifact_views import ArtifactView, FieldView
+from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.codec import FieldCodec, Sharding

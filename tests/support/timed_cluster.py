@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gfdit.core import ControlPlane, ExecutionLayout, Policy, RankRecord, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.cost.table import NominalCostModel
 from tests.support.workload import Arrival
 
 STEP_S = 1.0  # of 512 x 512 on one rank; more ranks divide it, more tokens multiply it

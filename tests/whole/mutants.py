@@ -10,19 +10,19 @@ from msgspec.structs import replace
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core import outcomes as outcomes_module
-from gfdit.core import state as state_module
-from gfdit.core.artifact_views import FieldView
-from gfdit.core.artifacts import Artifacts
-from gfdit.core.checkpoints import Checkpoints
+from gfdit.core.artifacts.views import FieldView
 from gfdit.core.commands import ResetEdges
 from gfdit.core.control import ControlPlane
-from gfdit.core.edges import EdgeResets
+from gfdit.core.control import outcomes as outcomes_module
+from gfdit.core.control import state as state_module
+from gfdit.core.control.artifacts import Artifacts
+from gfdit.core.control.checkpoints import Checkpoints
+from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.lifecycle import Lifecycle
+from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.lifecycle import Lifecycle
-from gfdit.core.migrations import Migrations
-from gfdit.core.records import DispatchRecord
-from gfdit.core.state import ClusterState
 from tests.whole import workers, world
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from gfdit.core import ExecutionLayout, Request, Task, TaskGraph
 from gfdit.core import commands as cmd
-from gfdit.core.artifact_views import ArtifactView, FieldView
+from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.core.commands import Lane
 from gfdit.core.tasks import artifact_kind
 

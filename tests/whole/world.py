@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from gfdit.core import ControlPlane, ParallelSpec, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import Lane
-from gfdit.core.cost_table import NominalCostModel
+from gfdit.core.cost.table import NominalCostModel
 from tests.support.cluster import VIEWS
 from tests.support.workload import fan_graph, random_graph, random_requests
 from tests.whole.weather import Weather

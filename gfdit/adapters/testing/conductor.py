@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gfdit.adapters.testing.flow import Flow
 from gfdit.adapters.testing.messages import TaskRun
 from gfdit.adapters.testing.processes import Child, ChildError
+from gfdit.core.artifacts.transfers import plan_transfers
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.transfers import plan_transfers
 
 if TYPE_CHECKING:
     from gfdit.adapters.testing.fingerprint import Fingerprint

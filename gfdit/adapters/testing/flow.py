@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gfdit.adapters.testing.messages import How, Prepared, TaskRun
 from gfdit.adapters.testing.outputs import Output
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.policies.layout_script import layout_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gfdit.adapters.testing.outputs import Output
-from gfdit.core.artifact_views import ArtifactView
+from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.tasks import TaskGraph
 from gfdit.core.tiling import Tiling
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from gfdit.core.artifact_views import ArtifactView, Box, FieldView, cells, contains, volume
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, cells, contains, volume
 from gfdit.core.layouts import ExecutionLayout
 
 Ranks = tuple[int, ...]

@@ -20,8 +20,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from gfdit.core.admission import with_admission
 from gfdit.core.policy import Policy
+from gfdit.core.policy.admission import with_admission
 
 GROUP = "gfdit.policies"
 DEFAULT_POLICY = "triage"
@@ -45,7 +45,7 @@ def load_policy(spec: str, args: Mapping[str, str], admission: str = "none") -> 
     """Build the policy ``spec`` names: an installed name, ``package.module:Class`` or ``path/to/file.py:Class``.
 
     ``args`` maps constructor arguments to strings, converted as the class annotates them. ``admission`` is
-    ``none`` or ``deadline`` (:mod:`gfdit.core.admission`).
+    ``none`` or ``deadline`` (:mod:`gfdit.core.policy.admission`).
     """
     cls = policy_class(spec)
     parameters = {parameter.name: parameter for parameter in policy_parameters(cls)}

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
 
-from gfdit.core.calibrated_cost import CalibratedCostModel, CostKey
 from gfdit.core.cost import UnknownCostError
-from gfdit.core.cost_file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.calibrated import CalibratedCostModel, CostKey
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.shape_points import ShapePoints
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import TaskView
-from gfdit.core.shape_points import ShapePoints
 from gfdit.core.tasks import Shape, TaskKind, artifact_kind
 
 __all__ = ["ArtifactSize", "CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]

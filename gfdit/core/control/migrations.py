@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifacts import Artifacts
-from gfdit.core.checkpoints import Checkpoints
-from gfdit.core.edges import EdgeResets
+from gfdit.core.control.artifacts import Artifacts
+from gfdit.core.control.checkpoints import Checkpoints
+from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.records import DispatchRecord, MigrationRecord
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.records import DispatchRecord, MigrationRecord
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
 
 
 class Migrations:

@@ -26,22 +26,22 @@ from typing import Any
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_budget import ArtifactBudget
-from gfdit.core.artifacts import Artifacts
-from gfdit.core.checkpoints import Checkpoints
+from gfdit.core.control.artifact_budget import ArtifactBudget
+from gfdit.core.control.artifacts import Artifacts
+from gfdit.core.control.checkpoints import Checkpoints
+from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.integrity import check_state
+from gfdit.core.control.lifecycle import Lifecycle
+from gfdit.core.control.look_ahead import LookAhead
+from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.outcomes import Outcomes
+from gfdit.core.control.records import RankRecord
+from gfdit.core.control.run_ahead import RunAhead
+from gfdit.core.control.scheduling import Scheduler
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
 from gfdit.core.cost import CostModel
-from gfdit.core.edges import EdgeResets
-from gfdit.core.integrity import check_state
-from gfdit.core.lifecycle import Lifecycle
-from gfdit.core.look_ahead import LookAhead
-from gfdit.core.migrations import Migrations
-from gfdit.core.outcomes import Outcomes
 from gfdit.core.policy import Policy
-from gfdit.core.records import RankRecord
-from gfdit.core.run_ahead import RunAhead
-from gfdit.core.scheduling import Scheduler
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
 
 
 class ControlPlane:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from gfdit.core import events as ev
-from gfdit.core.artifact_budget import ArtifactBudget
-from gfdit.core.artifacts import Artifacts, has_succeeded
+from gfdit.core.control.artifact_budget import ArtifactBudget
+from gfdit.core.control.artifacts import Artifacts, has_succeeded
+from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.lifecycle import LOST_PART, Lifecycle
+from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.run_ahead import RunAhead
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
 from gfdit.core.cost import CostModel
-from gfdit.core.edges import EdgeResets
-from gfdit.core.lifecycle import LOST_PART, Lifecycle
-from gfdit.core.migrations import Migrations
-from gfdit.core.records import DispatchRecord
-from gfdit.core.run_ahead import RunAhead
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
 
 
 class Outcomes:

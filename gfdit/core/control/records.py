@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView
 from gfdit.core.commands import Command, Migrate
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, TaskView

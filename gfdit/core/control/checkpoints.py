@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gfdit.core import commands as cmd
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.control.records import DispatchRecord, RequestRecord
+from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.records import DispatchRecord, RequestRecord
-from gfdit.core.state import ClusterState
 from gfdit.core.tasks import TaskKind, artifact_kind
-from gfdit.core.transfers import plan_transfers
 
 
 class Checkpoints:

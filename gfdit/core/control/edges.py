@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from gfdit.core.commands import Lane, ResetEdges
+from gfdit.core.control.ranks import RankPool
 from gfdit.core.events import EdgesReset
-from gfdit.core.ranks import RankPool
 
 
 @dataclass(slots=True)

@@ -11,19 +11,19 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gfdit.core import commands as cmd
+from gfdit.core.control.ranks import RankPool
+from gfdit.core.control.ready import ReadyTasks
+from gfdit.core.control.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.control.recovery import is_lacking, rewind
 from gfdit.core.cost import CostModel
 from gfdit.core.policy import RequestView, SchedulerView
-from gfdit.core.ranks import RankPool
-from gfdit.core.ready import ReadyTasks
-from gfdit.core.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
-from gfdit.core.recovery import is_lacking, rewind
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
 class ClusterState:
     """Bookkeeping without decisions; :class:`~gfdit.core.control.ControlPlane` decides.
 
-    Who holds which artifact is the business of :class:`~gfdit.core.artifacts.Artifacts`.
+    Who holds which artifact is the business of :class:`~gfdit.core.control.artifacts.Artifacts`.
     """
 
     def __init__(self, ranks: Iterable[RankRecord], *, shows_bytes: bool = False) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from gfdit.core.calibration import Calibration, Measured
 from gfdit.core.cost import UnknownCostError
+from gfdit.core.cost.calibration import Calibration, Measured
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, widest
 from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Shape, TaskKind

@@ -7,9 +7,9 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Literal, get_args
 
-from gfdit.core.estimates import Estimates, ServiceTimes
 from gfdit.core.layouts import SINGLE, ParallelSpec
 from gfdit.core.policy import Admission, Decision, Policy, RequestView, SchedulerView
+from gfdit.core.policy.estimates import Estimates, ServiceTimes
 
 AdmissionMode = Literal["none", "deadline", "promise"]
 QueueOrder = Literal["arrival", "deadline", "shortest"]

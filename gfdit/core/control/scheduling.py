@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from gfdit.core import commands as cmd
-from gfdit.core.artifacts import Artifacts
+from gfdit.core.control.artifacts import Artifacts
+from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.lifecycle import Lifecycle
+from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
 from gfdit.core.cost import CostModel, UnknownCostError
-from gfdit.core.edges import EdgeResets
-from gfdit.core.lifecycle import Lifecycle
-from gfdit.core.migrations import Migrations
 from gfdit.core.policy import Decision, Dispatch, Policy, PolicyError
-from gfdit.core.records import DispatchRecord
-from gfdit.core.rules import check_decision, check_dispatch, describe_mistake
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
+from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 
 
 class Scheduler:

@@ -8,16 +8,16 @@ from typing import Any
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifact_budget import ArtifactBudget
-from gfdit.core.checkpoints import Checkpoints
+from gfdit.core.control.artifact_budget import ArtifactBudget
+from gfdit.core.control.checkpoints import Checkpoints
+from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.records import DispatchRecord, RequestRecord
+from gfdit.core.control.recovery import is_lacking
+from gfdit.core.control.run_ahead import RunAhead
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
 from gfdit.core.cost import CostModel
-from gfdit.core.migrations import Migrations
 from gfdit.core.policy import Admission, Policy
-from gfdit.core.records import DispatchRecord, RequestRecord
-from gfdit.core.recovery import is_lacking
-from gfdit.core.run_ahead import RunAhead
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
 
 LOST_PART = "a rank was lost with its part of what was made"
 

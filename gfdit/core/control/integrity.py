@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gfdit.core.records import ArtifactState, DispatchRecord, RequestRecord
-from gfdit.core.state import ClusterState
+from gfdit.core.control.records import ArtifactState, DispatchRecord, RequestRecord
+from gfdit.core.control.state import ClusterState
 
 
 def check_state(state: ClusterState) -> None:

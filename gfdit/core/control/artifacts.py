@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gfdit.core import commands as cmd
-from gfdit.core.artifact_views import UNKNOWN, ArtifactView
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.artifacts.views import UNKNOWN, ArtifactView
+from gfdit.core.control.records import ArtifactState, DispatchRecord, RequestRecord
+from gfdit.core.control.recovery import is_lacking
+from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.records import ArtifactState, DispatchRecord, RequestRecord
-from gfdit.core.recovery import is_lacking
-from gfdit.core.state import ClusterState
 from gfdit.core.tasks import Task, artifact_kind
-from gfdit.core.transfers import plan_transfers
 
 
 class Artifacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import MappingProxyType
 
-from gfdit.core.records import ArtifactState, RequestRecord
+from gfdit.core.control.records import ArtifactState, RequestRecord
 from gfdit.core.tasks import Task, TaskKind
 
 

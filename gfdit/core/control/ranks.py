@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from gfdit.core.control.records import RankRecord
 from gfdit.core.policy import RankView
-from gfdit.core.records import RankRecord
 
 RESETTING = "(edge reset)"  # stands for the request while a rank resets its edges
 

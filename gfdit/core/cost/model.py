@@ -1,4 +1,4 @@
-"""What a policy may ask about time. Implementations: :mod:`gfdit.core.cost_table`."""
+"""What a policy may ask about time. Implementations: :mod:`gfdit.core.cost.table`."""
 
 from __future__ import annotations
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifacts import Artifacts
-from gfdit.core.look_ahead import LookAhead, NextStep
-from gfdit.core.records import DispatchRecord
-from gfdit.core.rules import describe_mistake
-from gfdit.core.state import ClusterState
-from gfdit.core.turn import Turn
+from gfdit.core.control.artifacts import Artifacts
+from gfdit.core.control.look_ahead import LookAhead, NextStep
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.state import ClusterState
+from gfdit.core.control.turn import Turn
+from gfdit.core.policy.rules import describe_mistake
 
 
 class RunAhead:
     """Acts on what the policy says when it is asked ahead of time.
 
-    What comes of a queued step that is not taken back is up to :class:`~gfdit.core.outcomes.Outcomes`.
+    What comes of a queued step that is not taken back is up to :class:`~gfdit.core.control.outcomes.Outcomes`.
     """
 
     def __init__(self, look_ahead: LookAhead, state: ClusterState, artifacts: Artifacts, turn: Turn) -> None:

@@ -15,11 +15,11 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel
 from gfdit.core.policy import Policy, SchedulerView, TaskView
-from gfdit.core.records import DispatchRecord
-from gfdit.core.rules import check_decision, check_dispatch
-from gfdit.core.state import ClusterState
+from gfdit.core.policy.rules import check_decision, check_dispatch
 from gfdit.core.tasks import Task, TaskKind
 
 NUM_WATCHED = 4

@@ -1,0 +1,1 @@
+"""What artifacts consist of, and which transfers bring one from layout to layout."""
