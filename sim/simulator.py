@@ -194,7 +194,7 @@ class Simulator:
                     rank, command.artifact, command.request_id, command.ranks, copy.start_s, copy.end_s
                 )
             if rank not in self._lost:
-                done = ev.MigrationFinished(command.migration_id, rank, error=error, secondary=bool(error))
+                done = ev.MigrationFinished(command.migration_id, rank, error=error, caused_by_peer=bool(error))
                 self._tell(done)
 
     def _lose(self, rank: int) -> None:
@@ -209,7 +209,7 @@ class Simulator:
             message = f"rank {rank} was lost while it ran or copied for {command.tasks[0].id}"
             for member in command.layout.ranks:
                 if member not in self._lost:
-                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK, secondary=True))
+                    self._tell(ev.TaskFailed(command.dispatch_id, member, message, LOST_RANK, caused_by_peer=True))
         for copy in copies:
             self._end_copy(copy, f"rank {rank} was lost")
 

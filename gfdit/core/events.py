@@ -51,7 +51,7 @@ class TaskFinished(Struct, frozen=True, gc=False):
 
 
 class TaskFailed(Struct, frozen=True, gc=False):
-    """One rank gave the dispatch up. ``secondary`` marks an error that only echoes a peer's failure.
+    """One rank gave the dispatch up. ``caused_by_peer`` marks an error that only echoes a peer's failure.
 
     Its inputs are on that rank as they were before.
     """
@@ -60,14 +60,14 @@ class TaskFailed(Struct, frozen=True, gc=False):
     rank: int
     error: str
     status_code: int = 500
-    secondary: bool = False
+    caused_by_peer: bool = False
 
 
 class MigrationFinished(Struct, frozen=True, gc=False):
     """One rank is done with its side of a migration; ``seconds`` it took, 0 where not measured.
 
     ``num_bytes`` have come to this rank. With ``error`` nothing has, and it holds what it held before; with
-    ``secondary`` peers are to blame, and edges may be out of step.
+    ``caused_by_peer`` peers are to blame, and edges may be out of step.
     """
 
     migration_id: int
@@ -75,7 +75,7 @@ class MigrationFinished(Struct, frozen=True, gc=False):
     seconds: float = 0.0
     num_bytes: int = 0
     error: str = ""
-    secondary: bool = False
+    caused_by_peer: bool = False
 
 
 class EdgesReset(Struct, frozen=True, gc=False):

@@ -107,7 +107,7 @@ class ComputeLane:
             self.rank,
             _names(command),
             command.layout,
-            exc_info=None if isinstance(error, _SECONDARY) else error,
+            exc_info=None if isinstance(error, _CAUSED_BY_PEER) else error,
         )
 
     def _is_to_run(self, command: RunTask) -> bool:
@@ -122,7 +122,7 @@ class ComputeLane:
             self._failed.append(command.dispatch_id)
             self.comm.abort(command.layout.ranks)
             error = f"{_names(command)} cannot run on rank {self.rank}: the task before it failed there"
-            self.reports.tell(msg.RunFailed(command.dispatch_id, self.rank, error, 500, secondary=True))
+            self.reports.tell(msg.RunFailed(command.dispatch_id, self.rank, error, 500, caused_by_peer=True))
             return False
         self.reports.tell(msg.RunSkipped(command.dispatch_id, self.rank))
         return False
@@ -216,11 +216,11 @@ class TaskWork:
         known = isinstance(error, TaskError)
         text = str(error) if known else f"{_names(command)} failed on rank {rank}: {type(error).__name__}: {error}"
         status_code = error.status_code if isinstance(error, TaskError) else 500
-        return msg.RunFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _SECONDARY))
+        return msg.RunFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _CAUSED_BY_PEER))
 
 
 # What says nothing about the task itself: it may run again.
-_SECONDARY = (CommError, FailedAlongError, PeerError)
+_CAUSED_BY_PEER = (CommError, FailedAlongError, PeerError)
 
 
 def _names(command: RunTask) -> str:

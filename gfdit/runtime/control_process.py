@@ -237,14 +237,14 @@ class ControlProcess:
                 if self._timeline is not None:
                     self._timeline.ran(message)
                 self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s, views))
-            case msg.RunFailed(dispatch_id, rank, error, status_code, secondary):
+            case msg.RunFailed(dispatch_id, rank, error, status_code, caused_by_peer):
                 self._passed(dispatch_id, rank)
-                self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, secondary))
-            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s, error, secondary):
+                self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, caused_by_peer))
+            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s, error, caused_by_peer):
                 if self._timeline is not None:
                     self._timeline.moved(message)
                 seconds = finished_s - started_s
-                self._feed(ev.MigrationFinished(migration_id, rank, seconds, num_bytes, error, secondary))
+                self._feed(ev.MigrationFinished(migration_id, rank, seconds, num_bytes, error, caused_by_peer))
             case msg.ResetDone(reset_id, rank):
                 self._feed(ev.EdgesReset(reset_id, rank))
             case msg.CallReply(call_id, rank, ok, value):

@@ -111,8 +111,10 @@ class MigrationLane(threading.Thread):
             self._comm.abort(command.ranks)
             error = PeerError(f"a copy of {command.artifact} broke: {failure}")
         finished_s = time.monotonic()
-        text, secondary = str(error or ""), isinstance(error, PeerError)
-        done = msg.MoveDone(command.migration_id, self.rank, num_bytes, started_s, finished_s, text, secondary)
+        text, caused_by_peer = str(error or ""), isinstance(error, PeerError)
+        done = msg.MoveDone(
+            command.migration_id, self.rank, num_bytes, started_s, finished_s, text, caused_by_peer
+        )
         if self.rank in command.target.ranks and not command.keep:  # nobody else has a task that waits for it
             with self._changed:
                 self._finished[command.migration_id] = error

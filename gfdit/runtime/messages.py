@@ -187,13 +187,13 @@ class RunFailed(Message, frozen=True):
     rank: int
     error: str
     status_code: int
-    secondary: bool
+    caused_by_peer: bool
 
 
 class MoveDone(Message, frozen=True):
     """``num_bytes`` have come to this rank. With ``error`` nothing has, and the task that needs it fails.
 
-    ``secondary``: because a peer did.
+    ``caused_by_peer``: because a peer did.
     """
 
     migration_id: int
@@ -202,7 +202,7 @@ class MoveDone(Message, frozen=True):
     started_s: float
     finished_s: float
     error: str = ""
-    secondary: bool = False
+    caused_by_peer: bool = False
 
 
 class ResetDone(Message, frozen=True):

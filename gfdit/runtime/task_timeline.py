@@ -37,7 +37,7 @@ class TaskTimeline:
         """What the control plane has closed is not reported on any more."""
         for dispatch_id in self._runs.keys() - self._plane.state.dispatches.keys():
             del self._runs[dispatch_id]
-        for migration_id in self._copies.keys() - self._plane.migrations.open.keys():
+        for migration_id in self._copies.keys() - self._plane.migrations.keys():
             del self._copies[migration_id]
 
     def ran(self, done: msg.RunDone) -> None:

@@ -83,7 +83,7 @@ def test_it_goes_on_from_the_last_boundary_that_survives(
     driver.tell(ev.RankLost(0, "test"))
     if group_size > 1:  # its peer is woken
         (dispatch,) = driver.plane.state.dispatches
-        driver.tell(ev.TaskFailed(dispatch, 1, "aborted", secondary=True))
+        driver.tell(ev.TaskFailed(dispatch, 1, "aborted", caused_by_peer=True))
     assert driver.ran[0] == again and driver.ran[-1] == "decode"
     assert driver.endings == [cmd.CompleteRequest("a")] and driver.plane.idle
 
@@ -117,13 +117,13 @@ def test_a_copy_in_whose_place_a_part_has_come_is_not_gone_on_from(
     driver.latents = latents
     driver.slow = ("a/latents/2",) if late else ()
     driver.tell(ev.RequestArrived(*make_request("a", num_steps=5)), until="denoise/2")
-    for number, copy in list(driver.plane.migrations.open.items()):
+    for number, copy in list(driver.plane.migrations.items()):
         for rank in copy.command.ranks:
             driver.tell(ev.MigrationFinished(number, rank), until="denoise/2")
     driver.ran.clear()
     driver.tell(ev.RankLost(0, "test"))
     (dispatch,) = driver.plane.state.dispatches
-    driver.tell(ev.TaskFailed(dispatch, 1, "aborted", secondary=True))
+    driver.tell(ev.TaskFailed(dispatch, 1, "aborted", caused_by_peer=True))
     assert driver.ran[0] == again and driver.ran[-1] == "decode"
     assert driver.endings == [cmd.CompleteRequest("a")] and driver.plane.idle
 

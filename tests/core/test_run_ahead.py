@@ -20,11 +20,8 @@ from gfdit.core import (
 )
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.control import outcomes
-from gfdit.core.control.look_ahead import NextStep
-from gfdit.core.control.outcomes import Outcomes
-from gfdit.core.control.records import DispatchRecord
-from gfdit.core.control.run_ahead import RunAhead
+from gfdit.core.control.outlook import NextStep
+from gfdit.core.control.records import DispatchRecord, DispatchState
 from gfdit.core.cost.table import NominalCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -249,7 +246,7 @@ def test_a_failed_step_takes_the_queued_one_along(driver: Driver) -> None:
     running, queued = driver.running, follower(driver)
     assert withdrawn(driver.tell(ev.TaskFailed(running.id, 0, "no memory"))) == [queued.id]
     driver.tell(ev.TaskWithdrawn(queued.id))
-    commands = driver.tell(ev.TaskFailed(running.id, 1, "echo", secondary=True))
+    commands = driver.tell(ev.TaskFailed(running.id, 1, "echo", caused_by_peer=True))
     (failure,) = [command for command in commands if isinstance(command, cmd.FailRequest)]
     assert failure.error == "no memory"
     assert any(isinstance(command, cmd.ResetEdges) for command in commands)
@@ -262,8 +259,8 @@ def test_edges_are_reset_only_when_a_queued_step_that_had_begun_is_over(driver: 
     driver.tell(ev.TaskStarted(queued.id, 1))
     commands = driver.tell(ev.TaskFailed(running.id, 0, "no memory"))
     assert not any(isinstance(command, (cmd.ResetEdges, cmd.FailRequest)) for command in commands)
-    driver.tell(ev.TaskFailed(queued.id, 0, "echo", secondary=True))
-    commands = driver.tell(ev.TaskFailed(queued.id, 1, "aborted", secondary=True))
+    driver.tell(ev.TaskFailed(queued.id, 0, "echo", caused_by_peer=True))
+    commands = driver.tell(ev.TaskFailed(queued.id, 1, "aborted", caused_by_peer=True))
     (failure,) = [command for command in commands if isinstance(command, cmd.FailRequest)]
     assert failure.error == "no memory"
     assert any(isinstance(command, cmd.ResetEdges) for command in commands)
@@ -275,9 +272,9 @@ def test_a_lost_rank_takes_the_queued_step_along(driver: Driver, answered: bool)
     assert withdrawn(driver.tell(ev.RankLost(1, "gone"))) == [queued.id]
     if answered:
         driver.tell(ev.TaskWithdrawn(queued.id))
-    driver.tell(ev.TaskFailed(running.id, 0, "aborted", secondary=True))
+    driver.tell(ev.TaskFailed(running.id, 0, "aborted", caused_by_peer=True))
     if not answered:
-        driver.tell(ev.TaskFailed(queued.id, 0, "aborted", secondary=True))
+        driver.tell(ev.TaskFailed(queued.id, 0, "aborted", caused_by_peer=True))
     # It goes on from the step that was lost, and one loss counts once.
     assert not driver.plane.state.dispatches and list(driver.plane.state.ready.by_id) == ["a/denoise/0"]
     assert driver.plane.state.requests["a"].num_retries == 1
@@ -343,95 +340,95 @@ def mutant(plant: Plant) -> Plant:
 
 @mutant
 def keeps_follower_of_failed(patch: pytest.MonkeyPatch) -> None:
-    original = RunAhead.withdraw_follower
+    original = ControlPlane._withdraw_follower
 
-    def withdraw(self: RunAhead, dispatch: DispatchRecord) -> None:
+    def withdraw(self: ControlPlane, dispatch: DispatchRecord) -> None:
         if dispatch.error is None:
             original(self, dispatch)
 
-    patch.setattr(RunAhead, "withdraw_follower", withdraw)
+    patch.setattr(ControlPlane, "_withdraw_follower", withdraw)
 
 
 @mutant
 def forgets_doom(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outcomes, "_doom", lambda follower, failed: None)
+    patch.setattr(ControlPlane, "_doom", lambda self, follower, failed: None)
 
 
 @mutant
 def believes_at_once(patch: pytest.MonkeyPatch) -> None:
     """Takes a withdrawal for granted."""
-    original = RunAhead.withdraw_follower
+    original = ControlPlane._withdraw_follower
 
-    def withdraw(self: RunAhead, dispatch: DispatchRecord) -> None:
+    def withdraw(self: ControlPlane, dispatch: DispatchRecord) -> None:
         original(self, dispatch)
-        if follower := self._state.follower(dispatch):
-            self._state.unqueue(follower)
+        if follower := self.state.follower(dispatch):
+            self.state.unqueue(follower)
 
-    patch.setattr(RunAhead, "withdraw_follower", withdraw)
+    patch.setattr(ControlPlane, "_withdraw_follower", withdraw)
 
 
 @mutant
 def ignores_late_answers(patch: pytest.MonkeyPatch) -> None:
-    original = Outcomes.on_withdrawn
+    original = ControlPlane._on_withdrawn
 
-    def withdrawn(self: Outcomes, event: ev.TaskWithdrawn) -> bool:
-        dispatch = self._state.dispatches.get(event.dispatch_id)
+    def withdrawn(self: ControlPlane, event: ev.TaskWithdrawn) -> bool:
+        dispatch = self.state.dispatches.get(event.dispatch_id)
         return dispatch is not None and dispatch.behind is not None and original(self, event)
 
-    patch.setattr(Outcomes, "on_withdrawn", withdrawn)
+    patch.setattr(ControlPlane, "_on_withdrawn", withdrawn)
 
 
 @mutant
 def resets_too_early(patch: pytest.MonkeyPatch) -> None:
-    original = outcomes._doom
+    original = ControlPlane._doom
 
-    def doom(follower: DispatchRecord, failed: DispatchRecord) -> None:
+    def doom(self: ControlPlane, follower: DispatchRecord, failed: DispatchRecord) -> None:
         original(follower, failed)
-        follower.out_of_step = False
+        follower.doomed = False
 
-    patch.setattr(outcomes, "_doom", doom)
+    patch.setattr(ControlPlane, "_doom", doom)
 
 
 @mutant
 def trusts_order(patch: pytest.MonkeyPatch) -> None:
     """Ends a dispatch that every rank has reported, even if the one before it has not ended."""
-    original = Outcomes._close_if_done
+    original = ControlPlane._close_if_done
 
-    def close(self: Outcomes, dispatch: DispatchRecord) -> bool:
+    def close(self: ControlPlane, dispatch: DispatchRecord) -> bool:
         if not dispatch.waiting_for and dispatch.behind is not None:
-            before = self._state.dispatches[dispatch.behind]
+            before = self.state.dispatches[dispatch.behind]
             before.waiting_for.clear()
-            self._state.release(dispatch)
+            self.state.release(dispatch, DispatchState.OVER)
             return True
         return original(self, dispatch)
 
-    patch.setattr(Outcomes, "_close_if_done", close)
+    patch.setattr(ControlPlane, "_close_if_done", close)
 
 
 @mutant
 def queues_twice(patch: pytest.MonkeyPatch) -> None:
-    original = RunAhead.on_look_ahead
+    original = ControlPlane._on_look_ahead
 
-    def look_ahead(self: RunAhead, event: ev.LookAhead) -> bool:
-        for dispatch in self._state.dispatches.values():
+    def look_ahead(self: ControlPlane, event: ev.LookAhead) -> bool:
+        for dispatch in self.state.dispatches.values():
             if dispatch.behind is None and dispatch.followed_by is not None:
-                dispatch.followed_by, dispatch.looked_ahead = None, -1
+                dispatch.followed_by, dispatch.asked_version = None, -1
         return original(self, event)
 
-    patch.setattr(RunAhead, "on_look_ahead", look_ahead)
+    patch.setattr(ControlPlane, "_on_look_ahead", look_ahead)
 
 
 @mutant
 def queues_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    original = RunAhead._queue
+    original = ControlPlane._queue
 
-    def queue(self: RunAhead, following: NextStep, running: DispatchRecord) -> None:
+    def queue(self: ControlPlane, following: NextStep, running: DispatchRecord) -> None:
         original(self, following, running)
-        queued = self._state.follower(running)
+        queued = self.state.follower(running)
         assert queued is not None
         queued.layout = ExecutionLayout(queued.layout.ranks[::-1], queued.layout.parallel)
 
-    patch.setattr(RunAhead, "_queue", queue)
+    patch.setattr(ControlPlane, "_queue", queue)
 
 
 SEEDS = 80

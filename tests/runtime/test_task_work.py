@@ -129,4 +129,4 @@ def test_nothing_is_done_on_a_device_that_broke() -> None:
     one.broke(RuntimeError("unspecified launch failure"))
     (message,) = lane.told
     assert isinstance(message, msg.RunFailed) and "unspecified launch failure" in message.error
-    assert not message.secondary and lane.has_failed(1)
+    assert not message.caused_by_peer and lane.has_failed(1)

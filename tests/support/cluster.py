@@ -254,7 +254,7 @@ class Cluster:
                     worker.put((command.artifact,), command.target, command.migration_id)
                 error = "" if whole else ECHO
                 self._reports_due.append(
-                    ev.MigrationFinished(command.migration_id, rank, error=error, secondary=not whole)
+                    ev.MigrationFinished(command.migration_id, rank, error=error, caused_by_peer=not whole)
                 )
 
     def _check_transfers(self, command: cmd.Migrate) -> None:
@@ -308,7 +308,7 @@ class Cluster:
             worker.passed_over.add(command.dispatch_id)
         else:
             worker.failed.add(command.dispatch_id)
-            self._reports_due.append(ev.TaskFailed(command.dispatch_id, rank, ECHO, secondary=True))
+            self._reports_due.append(ev.TaskFailed(command.dispatch_id, rank, ECHO, caused_by_peer=True))
 
     def _reset_copies(self, rank: int, command: cmd.ResetEdges) -> None:
         self.workers[rank].copies.popleft()
@@ -344,7 +344,7 @@ class Cluster:
             else:
                 worker.failed.add(command.dispatch_id)
                 error = f"rank {rank} failed" if rank in culprits else ECHO
-                failed = ev.TaskFailed(command.dispatch_id, rank, error, secondary=rank not in culprits)
+                failed = ev.TaskFailed(command.dispatch_id, rank, error, caused_by_peer=rank not in culprits)
                 self._reports_due.append(failed)
             if through:
                 leads = rank == command.layout.ranks[0]

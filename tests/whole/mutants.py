@@ -13,13 +13,10 @@ from gfdit.core import events as ev
 from gfdit.core.artifacts.views import FieldView
 from gfdit.core.commands import ResetEdges
 from gfdit.core.control import ControlPlane
-from gfdit.core.control import outcomes as outcomes_module
 from gfdit.core.control import state as state_module
-from gfdit.core.control.artifacts import Artifacts
 from gfdit.core.control.checkpoints import Checkpoints
 from gfdit.core.control.edges import EdgeResets
-from gfdit.core.control.lifecycle import Lifecycle
-from gfdit.core.control.migrations import Migrations
+from gfdit.core.control.holders import Holders
 from gfdit.core.control.records import DispatchRecord
 from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
@@ -68,12 +65,12 @@ def generations_are_counted_by_reset_not_by_edge(patch: pytest.MonkeyPatch) -> N
 def one_rank_speaks_for_all(patch: pytest.MonkeyPatch) -> None:
     """A dispatch closes with its first report."""
 
-    def report(dispatch: DispatchRecord, rank: int) -> bool:
+    def report(self: ControlPlane, dispatch: DispatchRecord, rank: int) -> bool:
         open_yet = rank in dispatch.waiting_for
         dispatch.waiting_for.clear()
         return open_yet
 
-    patch.setattr(outcomes_module, "_report", report)
+    patch.setattr(ControlPlane, "_report", report)
 
 
 @mutant
@@ -89,51 +86,51 @@ def a_lost_rank_still_holds_its_artifacts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def members_that_failed_hold_the_outputs_too(patch: pytest.MonkeyPatch) -> None:
-    original = Artifacts.task_succeeded
+    original = Holders.task_succeeded
 
-    def succeeded(self: Artifacts, record: Any, task: Any, dispatch: DispatchRecord) -> Any:
+    def succeeded(self: Holders, record: Any, task: Any, dispatch: DispatchRecord) -> Any:
         dispatch.finished.update(dispatch.members)
         return original(self, record, task, dispatch)
 
-    patch.setattr(Artifacts, "task_succeeded", succeeded)
+    patch.setattr(Holders, "task_succeeded", succeeded)
 
 
 @mutant
 def consumed_inputs_count_as_kept(patch: pytest.MonkeyPatch) -> None:
     """A member that finished has dropped its inputs; the task runs again as if it had not."""
-    patch.setattr(Artifacts, "task_failed", lambda self, record, task, dispatch: None)
+    patch.setattr(Holders, "task_failed", lambda self, record, task, dispatch: None)
 
 
 @mutant
 def copies_arrive_whatever_happens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Migrations, "forget_doubtful", lambda self, dispatch: None)
-    patch.setattr(Migrations, "_forget_copy", lambda self, migration, rank, layout: False)
+    patch.setattr(ControlPlane, "_forget_unconfirmed", lambda self, dispatch: None)
+    patch.setattr(ControlPlane, "_forget_copy", lambda self, migration, rank, layout: False)
 
 
 @mutant
 def an_input_is_not_brought(patch: pytest.MonkeyPatch) -> None:
     """Its last input is not brought to a layout."""
-    _after(patch, Artifacts, "move_inputs", lambda moves, *_: moves[:-1])
+    _after(patch, Holders, "move_inputs", lambda moves, *_: moves[:-1])
 
 
 @mutant
 def artifacts_are_freed_one_reader_early(patch: pytest.MonkeyPatch) -> None:
-    def greedy(self: Artifacts, task: Any, before: Any = ()) -> list[str]:
+    def greedy(self: Holders, task: Any, before: Any = ()) -> list[str]:
         artifacts = self._state.requests[task.request_id].artifacts
         return [name for name in task.inputs if artifacts[name].readers <= 2]
 
-    patch.setattr(Artifacts, "last_reads", greedy)
+    patch.setattr(Holders, "last_reads", greedy)
 
 
 @mutant
 def strays_are_not_freed_after_a_fault(patch: pytest.MonkeyPatch) -> None:
-    original = Artifacts._free
+    original = Holders._free
 
-    def free(self: Artifacts, record: Any, name: str, dropped_by: set[int]) -> Any:
-        record.scattered = False
+    def free(self: Holders, record: Any, name: str, dropped_by: set[int]) -> Any:
+        record.has_strays = False
         return original(self, record, name, dropped_by)
 
-    patch.setattr(Artifacts, "_free", free)
+    patch.setattr(Holders, "_free", free)
 
 
 @mutant
@@ -151,26 +148,26 @@ def copies_to_fall_back_on_are_counted_on_before_they_are_there(patch: pytest.Mo
 
 @mutant
 def a_cancelled_request_ends_while_it_runs(patch: pytest.MonkeyPatch) -> None:
-    def end(self: Lifecycle, record: Any, terminal: Any) -> None:
+    def end(self: ControlPlane, record: Any, terminal: Any) -> None:
         record.ending = record.ending or terminal
-        self._state.withdraw_ready(record)
-        if freed := self._state.remove(record):
-            self._turn.commands.append(freed)
-        self._turn.commands.append(record.ending)
+        self.state.withdraw_ready(record)
+        if freed := self.state.remove(record):
+            self._commands.append(freed)
+        self._commands.append(record.ending)
 
-    patch.setattr(Lifecycle, "end", end)
+    patch.setattr(ControlPlane, "_end", end)
 
 
 @mutant
 def a_late_report_ends_a_request_twice(patch: pytest.MonkeyPatch) -> None:
-    original = Lifecycle.on_cancelled
+    original = ControlPlane._on_cancelled
 
-    def cancel(self: Lifecycle, event: ev.RequestCancelled) -> bool:
-        if event.request_id not in self._state.requests and event.request_id != "nobody":
-            self._turn.commands.append(cmd.CancelRequest(event.request_id))
+    def cancel(self: ControlPlane, event: ev.RequestCancelled) -> bool:
+        if event.request_id not in self.state.requests and event.request_id != "nobody":
+            self._commands.append(cmd.CancelRequest(event.request_id))
         return original(self, event)
 
-    patch.setattr(Lifecycle, "on_cancelled", cancel)
+    patch.setattr(ControlPlane, "_on_cancelled", cancel)
 
 
 @mutant
@@ -180,22 +177,22 @@ def lost_artifacts_are_not_made_again(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def retries_have_no_end(patch: pytest.MonkeyPatch) -> None:
-    def retry(self: Lifecycle, record: Any, dispatch: DispatchRecord) -> None:
-        if dispatch.secondary:
-            self._state.recover(record)
+    def retry(self: ControlPlane, record: Any, dispatch: DispatchRecord) -> None:
+        if dispatch.caused_by_peer:
+            self.state.recover(record)
         else:
             record.ending = cmd.FailRequest(record.request.id, str(dispatch.error), 500)
 
-    patch.setattr(Lifecycle, "_retry_or_fail", retry)
+    patch.setattr(ControlPlane, "_retry_or_fail", retry)
 
 
 @mutant
 def a_rewound_request_forgets_its_readers(patch: pytest.MonkeyPatch) -> None:
     original = state_module.rewind
 
-    def rewind(record: Any, running: set[str]) -> list[str]:
+    def rewind(record: Any) -> list[Any]:
         before = {name: art.readers for name, art in record.artifacts.items()}
-        withdrawn = original(record, running)
+        withdrawn = original(record)
         for name, art in record.artifacts.items():
             art.readers = before[name]
         return withdrawn

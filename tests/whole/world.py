@@ -347,7 +347,7 @@ class World:
         # How far it got is open, but for its inputs.
         names = [name for task in command.tasks for name in task.outputs if self.draw.random() < 0.5]
         process.store |= dict.fromkeys(names, Part(command.dispatch_id, command.layout))
-        failed = ev.TaskFailed(command.dispatch_id, process.rank, error, secondary=error == ECHO)
+        failed = ev.TaskFailed(command.dispatch_id, process.rank, error, caused_by_peer=error == ECHO)
         self._report(process, "compute", failed)
         self._leave(process, "compute")
 
@@ -362,7 +362,7 @@ class World:
         process.copies[command.migration_id] = error
         if error and (life := self.lives.get(command.request_id)):
             life.disturbed = True
-        done = ev.MigrationFinished(command.migration_id, process.rank, error=error, secondary=error == ECHO)
+        done = ev.MigrationFinished(command.migration_id, process.rank, error=error, caused_by_peer=error == ECHO)
         self._report(process, "migration", done)
         self._leave(process, "migration")
         self._advance(process, "compute")

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gfdit.core.control.records import ArtifactState, DispatchRecord, RequestRecord
+from collections.abc import Mapping
+
+from gfdit.core.control.records import (
+    ArtifactState,
+    DispatchRecord,
+    DispatchState,
+    RequestRecord,
+    TaskState,
+)
 from gfdit.core.control.state import ClusterState
 
 
@@ -11,16 +19,23 @@ def check_state(state: ClusterState) -> None:
     state.ranks.check_integrity()
     state.ready.check_integrity()
     for dispatch in state.dispatches.values():
+        ended = dispatch.state in (DispatchState.WITHDRAWN, DispatchState.OVER)
+        assert not ended, f"dispatch {dispatch.id} is {dispatch.state} but still open"
         if dispatch.behind is not None:
             _check_queued(dispatch, state)
         else:
             _check_running(dispatch, state)
     for rank_record in state.ranks.present.values():
         assert rank_record.dispatch is None or rank_record.dispatch in state.dispatches
-    let_in = {name: record.view() for name, record in state.requests.items() if record.let_in}
-    assert state.request_views == let_in, "a view of a request is old"
+    visible = {name: record.view() for name, record in state.requests.items() if record.visible}
+    assert state.request_views == visible, "a view of a request is old"
+    dispatched = {
+        task.id: TaskState.RUNNING if dispatch.behind is None else TaskState.QUEUED
+        for dispatch in state.dispatches.values()
+        for task in dispatch.tasks
+    }
     for record in state.requests.values():
-        _check_tasks(record, state)
+        _check_tasks(record, state, dispatched)
         _check_artifacts(record)
 
 
@@ -42,26 +57,35 @@ def _check_queued(dispatch: DispatchRecord, state: ClusterState) -> None:
     assert before.layout == dispatch.layout, f"{dispatch.id} is queued on other ranks than {before.id} has"
     assert before.lost == dispatch.lost, f"{dispatch.id} and {before.id} disagree on what ranks were lost"
     followed = {task.request_id for task in before.tasks}
-    for task in dispatch.tasks:
-        assert task.request_id in followed, f"{task.id} is queued behind other requests"
-        record = state.requests[task.request_id]
-        assert task.id not in record.offered, f"{task.id} is queued and offered"
+    assert followed.issuperset(task.request_id for task in dispatch.tasks), (
+        f"{dispatch.id} is queued behind other requests"
+    )
 
 
-def _check_tasks(record: RequestRecord, state: ClusterState) -> None:
+def _check_tasks(record: RequestRecord, state: ClusterState, dispatched: Mapping[str, TaskState]) -> None:
+    """Every task is where its state says, and nowhere else."""
     label = f"request {record.request.id}"
     running = {dispatch.id for dispatch in state.dispatches.values() if _runs(dispatch, record)}
     assert running == record.running, f"{label} and its dispatches disagree"
-    in_flight = sum(
-        sum(task.request_id == record.request.id for task in state.dispatches[d].tasks) for d in running
-    )
-    ready = [task_id for task_id in record.offered if task_id in state.ready.by_id]
-    assert record.ending is None or record.running, f"{label} has ended but is alive"
+    assert record.num_finished == list(record.states.values()).count(TaskState.FINISHED), f"{label} miscounts"
+    ready = record.ready
+    assert record.ending is None or running, f"{label} has ended but is alive"
     assert record.ending is None or not ready, f"{label} is ending but offers tasks"
-    assert record.ending or ready or running or not record.let_in, f"{label} can never go on"
-    if record.ending is None:
-        total = len(record.finished) + len(record.waiting) + len(record.unblocked) + len(ready) + in_flight
-        assert total == len(record.graph.tasks), f"{label} lost a task"
+    assert record.ending or ready or running or not record.visible, f"{label} can never go on"
+    if record.ending is not None:
+        return
+    unblocked = {task.id for task in record.unblocked}
+    for task in record.graph.tasks:
+        now = record.states[task.id]
+        assert (now is TaskState.READY) == (task.id in state.ready.by_id), f"{task.id}, {now}, is offered wrongly"
+        assert (now is TaskState.UNBLOCKED) == (task.id in unblocked), f"{task.id}, {now}, is unblocked wrongly"
+        in_flight = now in (TaskState.RUNNING, TaskState.QUEUED)
+        assert dispatched.get(task.id) == (now if in_flight else None), f"{task.id}, {now}, is dispatched wrongly"
+        missing = sum(record.artifacts[name].state is not ArtifactState.MATERIALIZED for name in task.inputs)
+        if now in (TaskState.WAITING, TaskState.QUEUED):
+            assert record.missing.get(task.id) == missing > 0, f"{task.id}, {now}, lacks {missing} inputs"
+        else:
+            assert task.id not in record.missing, f"{task.id}, {now}, counts missing inputs"
 
 
 def _check_artifacts(record: RequestRecord) -> None:

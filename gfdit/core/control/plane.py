@@ -7,41 +7,57 @@ Two rules keep group-free collectives safe. Commands come out in one order, and 
 commands first in, first out: any two ranks therefore see the collectives they share in the same order. And a
 rank runs one task at a time, so a group's members are all on the same task.
 
-Its parts, each of which knows only those above it:
+What decides is here, in the order in which a request meets it. What it decides on are modules of their own:
 
-    state, edges    the books on requests, dispatches and ranks; edges that are reset
-    artifacts       who holds what, what is to move, what is freed
+    state, records  the books on requests, tasks, dispatches and ranks, and the states they go through
+    holders         who holds which part of an artifact, what is to move, what is freed
     checkpoints     copies to fall back on
-    migrations      copies under way
-    run_ahead       the next step, queued behind a running one
-    lifecycle       requests: arrive, go on or try again, end
-    outcomes        dispatches: from reports to the books
-    scheduling      the policy is asked
+    edges           edges between ranks that are reset
+    recovery        which tasks run again after something was lost
+    outlook         what the policy is shown ahead of time
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nsmallest
+from operator import attrgetter
 from typing import Any
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control.artifact_budget import ArtifactBudget
-from gfdit.core.control.artifacts import Artifacts
 from gfdit.core.control.checkpoints import Checkpoints
 from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.holders import Holders, has_succeeded
 from gfdit.core.control.integrity import check_state
-from gfdit.core.control.lifecycle import Lifecycle
-from gfdit.core.control.look_ahead import LookAhead
-from gfdit.core.control.migrations import Migrations
-from gfdit.core.control.outcomes import Outcomes
-from gfdit.core.control.records import RankRecord
-from gfdit.core.control.run_ahead import RunAhead
-from gfdit.core.control.scheduling import Scheduler
+from gfdit.core.control.outlook import NextStep, Outlook
+from gfdit.core.control.records import (
+    DispatchRecord,
+    DispatchState,
+    MigrationRecord,
+    RankRecord,
+    RequestRecord,
+    TaskState,
+)
+from gfdit.core.control.recovery import is_lacking
 from gfdit.core.control.state import ClusterState
-from gfdit.core.control.turn import Turn
-from gfdit.core.cost import CostModel
-from gfdit.core.policy import Policy
+from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError
+from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
+
+LOST_PART = "a rank was lost with its part of what was made"
+
+NUM_WATCHED = 4
+"""How many dispatches, of those that end next, the policy is asked about again after an event.
+
+With hundreds of ranks, asking about all of them after every event would take longer than their steps. The others'
+turn comes before they end; until then what the policy said last about them stands.
+"""
+
+_by_end = attrgetter("ends_s")
 
 
 class ControlPlane:
@@ -70,37 +86,35 @@ class ControlPlane:
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
-        budget = ArtifactBudget(max_artifact_bytes)
-        turn = self._turn = Turn()
-        state = self.state = ClusterState(ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)))
-        resets = self._resets = EdgeResets(state.ranks)
-        artifacts = Artifacts(state, counts_bytes=budget.limited)
-        checkpoints = Checkpoints(state, checkpoint_every_steps)
-        migrations = self.migrations = Migrations(state, artifacts, checkpoints, resets, turn)
-        self._look_ahead = LookAhead(policy, state, cost, enabled=run_ahead > 0)
-        ahead = RunAhead(self._look_ahead, state, artifacts, turn)
-        lifecycle = self._lifecycle = Lifecycle(
-            policy, cost, state, budget, checkpoints, migrations, ahead, turn, max_retries=max_retries
-        )
-        outcomes = self._outcomes = Outcomes(
-            cost, state, artifacts, budget, resets, migrations, ahead, lifecycle, turn
-        )
-        self._scheduler = Scheduler(policy, cost, state, artifacts, resets, migrations, lifecycle, turn)
+        self.state = ClusterState(ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)))
+        self.migrations: dict[int, MigrationRecord] = {}  # those that some rank has still to report on
+        self._max_retries = max_retries
+        self._budget = ArtifactBudget(max_artifact_bytes)
+        self._holders = Holders(self.state, counts_bytes=self._budget.limited)
+        self._checkpoints = Checkpoints(self.state, checkpoint_every_steps)
+        self._resets = EdgeResets(self.state.ranks)
+        self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
+        self._unseen: deque[RequestRecord] = deque()  # wait for memory, or have ended meanwhile
+        # Only a policy that says so is asked ahead: it must not mind a state that may never come to be.
+        self._runs_ahead = run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
+        self._version = 0  # of the books: another one once a policy may answer differently
+        self._now_s = 0.0
+        self._commands: list[cmd.Command] = []  # of the event at hand, in the order to emit them
         # A handler says whether there is anything new for the policy.
         self._handlers: dict[type, Callable[[Any], bool]] = {
-            ev.RequestArrived: lifecycle.on_arrived,
-            ev.RequestCancelled: lifecycle.on_cancelled,
-            ev.TaskDispatched: outcomes.on_begun,
-            ev.TaskStarted: outcomes.on_begun,
-            ev.TaskWithdrawn: outcomes.on_withdrawn,
-            ev.TaskFinished: outcomes.on_finished,
-            ev.TaskFailed: outcomes.on_failed,
-            ev.MigrationFinished: migrations.on_finished,
-            ev.EdgesReset: resets.on_reset,
+            ev.RequestArrived: self._on_arrived,
+            ev.RequestCancelled: self._on_cancelled,
+            ev.TaskDispatched: self._on_begun,
+            ev.TaskStarted: self._on_begun,
+            ev.TaskWithdrawn: self._on_withdrawn,
+            ev.TaskFinished: self._on_finished,
+            ev.TaskFailed: self._on_failed,
+            ev.MigrationFinished: self._on_migration_finished,
+            ev.EdgesReset: self._resets.on_reset,
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
             ev.WakeUp: lambda event: True,
-            ev.LookAhead: ahead.on_look_ahead,
+            ev.LookAhead: self._on_look_ahead,
         }
 
     def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
@@ -109,31 +123,470 @@ class ControlPlane:
         Late events (of a task or request that has ended) are ignored. Raises ``ValueError`` for a malformed
         graph or a request id that is still alive.
         """
-        turn = self._turn
-        turn.begin(now_s)
+        self._now_s = now_s
+        self._commands = []
         news = self._handlers[type(event)](event)
-        if (self._lifecycle.at_the_door and self._lifecycle.let_in()) or news:
-            self._look_ahead.outdate()
-            self._scheduler.schedule()
-        return turn.commands
+        if (self._unseen and self._let_in()) or news:
+            self._version += 1
+            self._schedule()
+        return self._commands
 
     @property
     def wants_to_look_ahead(self) -> bool:
         """Whether a :class:`~events.LookAhead` would be of use, once nothing more urgent is to be handed in."""
-        return self._look_ahead.next_due(self._turn.now_s) is not None
+        return self._next_to_ask() is not None
 
     @property
     def idle(self) -> bool:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
         state = self.state
-        return not (state.requests or state.dispatches or self.migrations.open or self._resets.any_open)
+        return not (state.requests or state.dispatches or self.migrations or self._resets.any_open)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
         check_state(self.state)
-        self._lifecycle.check_integrity()
+        self._budget.check_integrity({name for name, record in self.state.requests.items() if record.visible})
         self._resets.check_integrity()
 
+    # ------------------------------------------------------------------------------------------------------------
+    # Requests: they arrive, are let in, go on after each of their tasks or try again, and end once
+
+    def _on_arrived(self, event: ev.RequestArrived) -> bool:
+        event.graph.check()
+        request_id = event.request.id
+        if request_id in self.state.requests:
+            raise ValueError(f"request id {request_id!r} is already alive")
+        record = self.state.new_record(event.request, event.graph)
+        if self._admit is not None and (refusal := self._ask_admission(record)):
+            self._commands.append(refusal)
+            return False
+        self.state.add(record)
+        self._unseen.append(record)
+        return False
+
+    def _ask_admission(self, record: RequestRecord) -> cmd.Command | None:
+        assert self._admit is not None
+        try:
+            answer = self._admit(record.view(), self.state.view(self._now_s, self.cost))
+            if not isinstance(answer, Admission):
+                raise TypeError(f"admit returned {type(answer).__name__}, not Admission")
+        except Exception as error:
+            message = f"policy {self.policy.name!r} raised in admit: {error!r}"
+            self._commands.append(cmd.ReportFault(message))
+            return None
+        if answer.accepted:
+            return None
+        return cmd.RejectRequest(record.request.id, answer.reason, answer.retry_after_s)
+
+    def _let_in(self) -> bool:
+        """Show the policy the requests for whose artifacts there is room; say whether there are any."""
+        any_new = False
+        while self._unseen:
+            record = self._unseen[0]
+            if self.state.requests.get(record.request.id) is record:
+                if self._budget.limited:
+                    if not self._budget.fits(record.request):
+                        break
+                    self._budget.reserve(record.request)
+                self.state.show(record)
+                any_new = True
+            self._unseen.popleft()
+        return any_new
+
+    def _on_cancelled(self, event: ev.RequestCancelled) -> bool:
+        if (record := self.state.requests.get(event.request_id)) is None:
+            return False
+        self._end(record, cmd.CancelRequest(event.request_id))
+        return True
+
+    def _go_on(self, dispatch: DispatchRecord, failed: set[str]) -> None:
+        """With every request of a dispatch that is over; those in ``failed`` have tasks that did not succeed."""
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+            record = self.state.requests[request_id]
+            if record.ending is None:
+                if request_id in failed:
+                    self._retry_or_fail(record, dispatch)
+                elif record.has_strays and is_lacking(record):
+                    self.state.recover(record)
+                if self._checkpoints.every_steps and request_id not in failed:
+                    self._begin_migrations(self._checkpoints.after(dispatch, record))
+            self._settle(record)
+
+    def _retry_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
+        error = dispatch.error or LOST_PART
+        if dispatch.error is not None and not dispatch.caused_by_peer:
+            record.ending = cmd.FailRequest(record.request.id, error, dispatch.status_code)
+        elif dispatch.doomed:
+            self.state.recover(record)  # it never had a chance
+        elif record.num_retries == self._max_retries:
+            message = f"{error} (after {record.num_retries} retries)"
+            record.ending = cmd.FailRequest(record.request.id, message, status_code=503)
+        else:
+            record.num_retries += 1
+            self.state.recover(record)
+
+    def _settle(self, record: RequestRecord) -> None:
+        """End the request if it is over, else offer its next tasks."""
+        if record.ending is not None:
+            self._end(record, record.ending)
+        elif record.num_finished == len(record.graph.tasks):
+            self._end(record, cmd.CompleteRequest(record.request.id))
+        else:
+            self.state.offer_ready(record)
+
+    def _end(self, record: RequestRecord, terminal: cmd.Command) -> None:
+        """Emit the terminal command and free everything, once no task of the request runs any more."""
+        record.ending = record.ending or terminal
+        self.state.withdraw_ready(record)
+        for dispatch_id in record.running:
+            self._withdraw_follower(self.state.dispatches[dispatch_id])
+        if record.running:
+            return
+        if freed := self.state.remove(record):
+            self._commands.append(freed)
+        self._budget.release(record.request.id)
+        self._commands.append(record.ending)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Scheduling: the policy is asked, and what it decides is carried out; its mistakes are contained
+
+    def _schedule(self) -> None:
+        """Ask the policy while tasks are ready and ranks free, again if its answer could not be carried out."""
+        state = self.state
+        while state.has_work():
+            try:
+                decision = self.policy.schedule(state.view(self._now_s, self.cost))
+                check_decision(decision, policy=self.policy.name)
+                ask_again = self._carry_out(decision)
+            except Exception as error:
+                ask_again = self._contain(error)
+            if not ask_again:
+                return
+
+    def _carry_out(self, decision: Decision) -> bool:
+        """Dispatch what keeps the rules. Say whether to ask again, since a refusal has changed the view."""
+        refused = False
+        ready = self.state.ready.by_id
+        for dispatch in decision.dispatches:
+            try:
+                check_dispatch(dispatch, policy=self.policy.name, ready=ready, ranks=self.state.ranks.views)
+            except PolicyError as error:
+                self._refuse(dispatch, error)
+                refused = True
+            else:
+                self._dispatch(dispatch)
+        if refused:
+            return True
+        if decision.wake_at_s is not None:
+            if decision.wake_at_s <= self._now_s:
+                raise PolicyError(
+                    f"policy {self.policy.name!r} must return a wake_at_s later than now, "
+                    f"{self._now_s}, got {decision.wake_at_s}"
+                )
+            self._commands.append(cmd.WakeAt(decision.wake_at_s))
+        elif ready and not (self.state.dispatches or self._resets.held):
+            message = f"policy {self.policy.name!r} left every rank idle with {len(ready)} tasks ready"
+            self._commands.append(cmd.ReportFault(message))
+        return False
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        state, layout, now_s = self.state, dispatch.layout, self._now_s
+        views = tuple([state.ready.by_id[name] for name in dispatch.tasks])
+        tasks = tuple([state.requests[view.request_id].task(view.id) for view in views])
+        busy_until_s = now_s + self.cost.task_s(views[0], layout, len(tasks))
+        migrations = [move for task in tasks for move in self._holders.move_inputs(task, layout)]
+        if migrations:
+            self._begin_migrations(migrations)
+            busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
+        consumes = tuple([name for task in tasks for name in self._holders.last_reads(task)])
+        moves = tuple([migration.migration_id for migration in migrations])
+        record = DispatchRecord(
+            state.new_id(), tasks, views, layout, set(layout.ranks), consumes, migrations=moves
+        )
+        for task in tasks:
+            owner = state.requests[task.request_id]
+            if not owner.started:
+                owner.started = True
+                self._commands.append(cmd.StartRequest(owner.request.id, now_s - owner.request.arrival_s))
+        state.occupy(record, busy_until_s)
+        self._commands.append(cmd.RunTask(record.id, tasks, layout, tuple(migrations), consumes))
+
+    def _refuse(self, dispatch: Dispatch, error: PolicyError) -> None:
+        """A dispatch broke a rule: the requests it names fail with that rule, the others are untouched."""
+        ready = self.state.ready.by_id
+        named = {ready[task].request_id for task in dispatch.tasks if task in ready}
+        if not named:
+            raise error
+        self._commands.append(cmd.ReportFault(str(error)))
+        for request_id in sorted(named):
+            self._end(self.state.requests[request_id], cmd.FailRequest(request_id, str(error)))
+
+    def _contain(self, error: Exception) -> bool:
+        """A policy made a mistake that no request can be named for. Say whether to ask it again at once.
+
+        While something runs, its end brings another view. When nothing does, no event would ever come: the
+        oldest waiting request fails with the policy's error, so that the server goes on.
+        """
+        message = describe_mistake(self.policy.name, error)
+        self._commands.append(cmd.ReportFault(message))
+        if isinstance(error, UnknownCostError) and (culprit := self.state.requests.get(error.request_id or "")):
+            self._end(culprit, cmd.FailRequest(culprit.request.id, message))
+            return True
+        if self.state.dispatches or self._resets.held:
+            return False
+        oldest = self.state.oldest_ready()
+        self._end(oldest, cmd.FailRequest(oldest.request.id, message))
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Running ahead: a request's next step is queued behind the running one, and taken back if need be.
+    #
+    # The policy is asked again after whatever happens meanwhile: what is queued when a dispatch ends is what it
+    # would have said at that moment, or nothing.
+
+    def _next_to_ask(self) -> DispatchRecord | None:
+        """The dispatch to ask the policy about next: it is new, or should have ended by now, or ends soon."""
+        if not self._runs_ahead:
+            return None
+        now_s = self._now_s
+        running = [d for d in self.state.dispatches.values() if d.behind is None]
+        due = [d for d in running if d.asked_version < 0 or d.ends_s <= now_s]
+        due += nsmallest(NUM_WATCHED, [d for d in running if d.ends_s > now_s], key=_by_end)
+        due = [d for d in due if d.asked_version != self._version and self._may_ask(d)]
+        return min(due, key=_by_end, default=None)
+
+    def _may_ask(self, dispatch: DispatchRecord) -> bool:
+        if dispatch.error is not None or dispatch.state is DispatchState.WITHDRAWING or dispatch.lost:
+            return False
+        if not any([task.outputs for task in dispatch.tasks]):
+            return False
+        records = [self.state.requests[task.request_id] for task in dispatch.tasks]
+        if any([record.ending or record.has_strays for record in records]):
+            return False  # after a fault what ends next need not be what unblocks a task
+        follower = self.state.follower(dispatch)
+        return follower is None or follower.may_be_withdrawn
+
+    def _on_look_ahead(self, event: ev.LookAhead) -> bool:
+        """Ask the policy about the step after one that runs; queue it, leave it queued or take it back."""
+        if (running := self._next_to_ask()) is None:
+            return False
+        following = None
+        try:
+            following = self._ask_ahead(running)
+        except Exception as error:
+            # Nobody is harmed: the policy is asked again when the step has ended.
+            self._commands.append(cmd.ReportFault(describe_mistake(self.policy.name, error)))
+        if (follower := self.state.follower(running)) is not None:
+            if following is None or following.tasks != follower.tasks:
+                self._withdraw_follower(running)
+        elif following is not None:
+            self._queue(following, running)
+        return False
+
+    def _ask_ahead(self, dispatch: DispatchRecord) -> NextStep | None:
+        """What the policy would go on with on the layout of ``dispatch``; None if that should wait and see.
+
+        Raises what the policy or the cost model raises, and ``PolicyError`` for an answer against the rules.
+        """
+        dispatch.asked_version = self._version
+        outlook = Outlook(self.state, dispatch)
+        if not outlook.views:
+            return None
+        decision = self.policy.schedule(outlook.view(max(self._now_s, dispatch.ends_s), self.cost))
+        check_decision(decision, policy=self.policy.name)
+        for answer in decision.dispatches:
+            if answer.layout == dispatch.layout and outlook.views.keys() >= set(answer.tasks):
+                ranks = self.state.ranks.views_without(dispatch.layout.ranks)
+                check_dispatch(answer, policy=self.policy.name, ready=outlook.views, ranks=ranks)
+                tasks = tuple([outlook.tasks[name] for name in answer.tasks])
+                views = tuple([outlook.views[name] for name in answer.tasks])
+                return NextStep(tasks, views, self.cost.task_s(views[0], answer.layout, len(tasks)))
+        return None
+
+    def _queue(self, following: NextStep, running: DispatchRecord) -> None:
+        tasks, layout = following.tasks, running.layout
+        consumes = tuple([name for task in tasks for name in self._holders.last_reads(task, running.tasks)])
+        record = DispatchRecord(
+            self.state.new_id(), tasks, following.views, layout, set(layout.ranks), consumes, following.expected_s
+        )
+        self.state.queue(record, running)
+        self._commands.append(cmd.RunTask(record.id, tasks, layout, (), consumes, after=running.id))
+
+    def _withdraw_follower(self, dispatch: DispatchRecord) -> None:
+        """Take back what is queued behind ``dispatch``, if anything is and no rank is known to have begun it."""
+        follower = self.state.follower(dispatch)
+        if follower is not None and follower.may_be_withdrawn:
+            follower.move(DispatchState.WITHDRAWING)
+            self._commands.append(cmd.WithdrawTask(follower.id))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Outcomes: a dispatch is over when each of its ranks has reported or was lost, or when it was withdrawn
+
+    def _on_begun(self, event: ev.TaskDispatched | ev.TaskStarted) -> bool:
+        self._note_begun(event.dispatch_id)
+        return False
+
+    def _on_finished(self, event: ev.TaskFinished) -> bool:
+        dispatch = self._note_begun(event.dispatch_id)
+        if dispatch is None or not self._report(dispatch, event.rank):
+            return False
+        dispatch.finished.add(event.rank)
+        dispatch.seconds = max(dispatch.seconds, event.seconds)
+        dispatch.made.update(event.views)
+        return self._close_if_done(dispatch)
+
+    def _on_failed(self, event: ev.TaskFailed) -> bool:
+        dispatch = self._note_begun(event.dispatch_id)
+        if dispatch is None or not self._report(dispatch, event.rank):
+            return False
+        # The first error counts, but one of a rank's own before an echo.
+        if dispatch.error is None or (dispatch.caused_by_peer and not event.caused_by_peer):
+            dispatch.error, dispatch.status_code = event.error, event.status_code
+            dispatch.caused_by_peer = event.caused_by_peer
+        self._withdraw_follower(dispatch)
+        return self._close_if_done(dispatch)
+
+    def _on_withdrawn(self, event: ev.TaskWithdrawn) -> bool:
+        dispatch = self.state.dispatches.get(event.dispatch_id)
+        if dispatch is None or dispatch.state is not DispatchState.WITHDRAWING:
+            return False
+        if dispatch.behind is not None:
+            self.state.unqueue(dispatch)
+            return False
+        self.state.undo(dispatch)
+        if dispatch.doomed:
+            self._reset_edges(dispatch.members)
+        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+            record = self.state.requests[request_id]
+            if record.has_strays and record.ending is None:
+                self.state.recover(record)
+            self._settle(record)
+        return True
+
+    def _note_begun(self, dispatch_id: int) -> DispatchRecord | None:
+        """A rank has begun a dispatch: too late to take it back. None for one that is over."""
+        dispatch = self.state.dispatches.get(dispatch_id)
+        if dispatch is not None and dispatch.state is not DispatchState.BEGUN:
+            dispatch.move(DispatchState.BEGUN)
+        return dispatch
+
+    def _report(self, dispatch: DispatchRecord, rank: int) -> bool:
+        """Note that ``rank`` is done with ``dispatch``; False for a repeated report."""
+        if rank not in dispatch.waiting_for:
+            return False
+        dispatch.waiting_for.discard(rank)
+        return True
+
+    def _close_if_done(self, dispatch: DispatchRecord) -> bool:
+        """End a dispatch on which every rank has reported; False if one has not.
+
+        Ranks that report out of order may be done with a dispatch before the one that it is queued behind.
+        """
+        if dispatch.waiting_for or dispatch.behind is not None:
+            return False
+        state = self.state
+        follower = state.follower(dispatch)
+        state.release(dispatch, DispatchState.OVER)
+        if dispatch.error is None:
+            self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
+        else:
+            self._forget_unconfirmed(dispatch)
+        failed = self._account(dispatch)
+        # A member that failed may have stopped in the middle of a collective: its edges are out of step.
+        out_of_step = dispatch.doomed or not dispatch.finished.issuperset(dispatch.members)
+        if follower is not None:
+            if out_of_step or failed:
+                self._doom(follower, dispatch)
+            state.promote(follower, self._now_s)
+        elif out_of_step:
+            self._reset_edges(dispatch.members)
+        self._go_on(dispatch, failed)
+        if follower is not None:
+            self._close_if_done(follower)
+        return True
+
+    def _account(self, dispatch: DispatchRecord) -> set[str]:
+        """Book what was made and read; returns the requests with tasks that did not succeed."""
+        state = self.state
+        failed: set[str] = set()
+        for task in dispatch.tasks:
+            record = state.requests[task.request_id]
+            record.running.discard(dispatch.id)
+            record.has_strays |= dispatch.error is not None or bool(dispatch.lost)
+            if has_succeeded(record, task, dispatch):
+                self._commands.extend(self._holders.task_succeeded(record, task, dispatch))
+                state.finish_task(record, task)
+                if self._budget.limited:
+                    self._budget.observe(record.request, record.peak_bytes, record.steps_done)
+            else:
+                self._holders.task_failed(record, task, dispatch)
+                record.move(task, TaskState.WAITING)  # until its request recovers, or ends
+                failed.add(task.request_id)
+        return failed
+
+    @staticmethod
+    def _doom(follower: DispatchRecord, failed: DispatchRecord) -> None:
+        """A rank may have begun ``follower``, whose inputs it lacks: it fails too, and edges wait for it."""
+        follower.doomed = True
+        if follower.error is None:
+            follower.error, follower.status_code, follower.caused_by_peer = failed.error or LOST_PART, 503, True
+
+    def _reset_edges(self, ranks: tuple[int, ...]) -> None:
+        """Nothing to do for a single rank: it has no edges."""
+        if len(ranks) > 1:
+            self._commands.append(self._resets.among(self.state.new_id(), "compute", ranks, hold=True))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Migrations: copies of artifacts under way, and who counts as a holder but may never be one
+
+    def _begin_migrations(self, commands: Sequence[cmd.Migrate]) -> None:
+        for command in commands:
+            self.migrations[command.migration_id] = MigrationRecord.of(command)
+        self._commands.extend(commands)
+
+    def _on_migration_finished(self, event: ev.MigrationFinished) -> bool:
+        """Say whether tasks are ready that were not."""
+        migration = self.migrations.get(event.migration_id)
+        if migration is None or event.rank not in migration.waiting_for:
+            return False
+        migration.waiting_for.discard(event.rank)
+        migration.broken |= bool(event.error) and event.caused_by_peer
+        recovered = False
+        if migration.command.keep:
+            self._commands += self._checkpoints.note(migration.command, event.rank, arrived=not event.error)
+        if event.rank in migration.unconfirmed:
+            layout = migration.unconfirmed.pop(event.rank)
+            recovered = bool(event.error) and self._forget_copy(migration, event.rank, layout)
+        self._close_migration_if_done(migration)
+        return recovered
+
+    def _forget_unconfirmed(self, dispatch: DispatchRecord) -> None:
+        """Of a failed dispatch: reports overtake each other, so its copies may have failed as well."""
+        for migration_id in dispatch.migrations:
+            if (migration := self.migrations.get(migration_id)) is not None:
+                command = migration.command
+                for rank in migration.unconfirmed.keys() - dispatch.finished:
+                    self._holders.set_holder(command.request_id, command.artifact, rank, None)
+                migration.unconfirmed.clear()
+
+    def _forget_copy(self, migration: MigrationRecord, rank: int, layout: ExecutionLayout | None) -> bool:
+        """A destination did not get its part, and has what it had before. Say whether that made tasks ready."""
+        command = migration.command
+        record = self._holders.set_holder(command.request_id, command.artifact, rank, layout)
+        if record is None or record.ending is not None:
+            return False
+        self.state.recover(record)
+        return True
+
+    def _close_migration_if_done(self, migration: MigrationRecord) -> None:
+        if migration.waiting_for:
+            return
+        del self.migrations[migration.command.migration_id]
+        if migration.broken and len(migration.members) > 1:
+            ranks = [rank for rank in migration.command.ranks if rank in migration.members]
+            self._commands.append(self._resets.among(self.state.new_id(), "migration", ranks, hold=False))
+
+    # ------------------------------------------------------------------------------------------------------------
     # Ranks that go and come
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
@@ -141,11 +594,31 @@ class ControlPlane:
             return False
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
-        self.migrations.drop(event.rank)
-        self._outcomes.drop(event.rank, event.reason)
+        self._drop_from_migrations(event.rank)
+        self._drop_from_dispatches(event.rank, event.reason)
         for record in self.state.lacking():
             self.state.recover(record)
         return True
+
+    def _drop_from_migrations(self, rank: int) -> None:
+        for migration in list(self.migrations.values()):
+            if rank in migration.members:
+                migration.members.discard(rank)
+                migration.waiting_for.discard(rank)
+                migration.unconfirmed.pop(rank, None)
+                if migration.command.keep:
+                    self._checkpoints.note(migration.command, rank, arrived=False)
+                self._close_migration_if_done(migration)
+
+    def _drop_from_dispatches(self, rank: int, reason: str) -> None:
+        """``rank`` will not report any more."""
+        message = f"rank {rank} was lost: {reason}"
+        for dispatch in list(self.state.dispatches.values()):
+            if self._report(dispatch, rank):
+                if dispatch.error is None or dispatch.caused_by_peer:  # it explains the echoes
+                    dispatch.error, dispatch.status_code, dispatch.caused_by_peer = message, 503, True
+                self._withdraw_follower(dispatch)
+                self._close_if_done(dispatch)
 
     def _on_rank_joined(self, event: ev.RankJoined) -> bool:
         """The rank is empty and its edges are those of a new process: it is used once all peers know."""
@@ -156,6 +629,6 @@ class ControlPlane:
         state.ranks.restore(event.rank)
         if not peers:
             return True
-        resets = [self._resets.of(state.new_id(), lane, event.rank, peers) for lane in ("compute", "migration")]
-        self._turn.commands.extend(resets)
+        for lane in ("compute", "migration"):
+            self._commands.append(self._resets.of(state.new_id(), lane, event.rank, peers))
         return False

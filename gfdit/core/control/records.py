@@ -57,12 +57,52 @@ class ArtifactRecord(Struct, gc=False):
                 self.keeping[rank] = None
 
 
+class TaskState(StrEnum):
+    """Where a task of a live request stands. What may follow what is in :data:`TASK_TRANSITIONS`."""
+
+    WAITING = "waiting"  # lacks an input
+    UNBLOCKED = "unblocked"  # has its inputs, but the policy does not see it yet
+    READY = "ready"  # the policy may dispatch it
+    QUEUED = "queued"  # dispatched, behind the task that makes what it lacks
+    RUNNING = "running"  # dispatched, and its ranks are at it or come to it next
+    FINISHED = "finished"
+
+
+TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.WAITING: frozenset({TaskState.UNBLOCKED, TaskState.QUEUED}),
+    TaskState.UNBLOCKED: frozenset({TaskState.READY, TaskState.WAITING}),
+    # Back to waiting where an input was lost; back to unblocked where its request ends.
+    TaskState.READY: frozenset({TaskState.RUNNING, TaskState.WAITING, TaskState.UNBLOCKED}),
+    TaskState.QUEUED: frozenset({TaskState.RUNNING, TaskState.WAITING}),
+    # To unblocked if it was withdrawn in time, to waiting if it failed.
+    TaskState.RUNNING: frozenset({TaskState.FINISHED, TaskState.UNBLOCKED, TaskState.WAITING}),
+    # What it made was lost: it runs again.
+    TaskState.FINISHED: frozenset({TaskState.WAITING}),
+}
+
+
+class DispatchState(StrEnum):
+    """Whether ranks have begun a dispatch. What may follow what is in :data:`DISPATCH_TRANSITIONS`."""
+
+    SENT = "sent"  # no rank is known to have begun it
+    WITHDRAWING = "withdrawing"  # asked back; the first claim decides, and has not been heard of
+    BEGUN = "begun"  # some rank has
+    WITHDRAWN = "withdrawn"  # no rank has, and none will
+    OVER = "over"  # every rank has reported or was lost
+
+
+DISPATCH_TRANSITIONS: Mapping[DispatchState, frozenset[DispatchState]] = {
+    DispatchState.SENT: frozenset({DispatchState.BEGUN, DispatchState.WITHDRAWING, DispatchState.OVER}),
+    DispatchState.WITHDRAWING: frozenset({DispatchState.BEGUN, DispatchState.WITHDRAWN, DispatchState.OVER}),
+    DispatchState.BEGUN: frozenset({DispatchState.OVER}),
+    DispatchState.WITHDRAWN: frozenset(),
+    DispatchState.OVER: frozenset(),
+}
+
+
 @dataclass(slots=True)
 class RequestRecord:
-    """A live request. Its tasks go from ``waiting`` to ``offered`` (ready or running) to finished.
-
-    ``waiting`` counts the inputs a task still lacks; ``unblocked`` are tasks that lack none any more.
-    """
+    """A live request. ``missing`` counts the inputs that a task still lacks, of those that lack any."""
 
     request: Request
     graph: TaskGraph
@@ -70,21 +110,21 @@ class RequestRecord:
     artifacts: dict[str, ArtifactRecord] = field(init=False)
     position: dict[str, int] = field(init=False)  # of each task in the graph
     consumers: dict[str, list[Task]] = field(init=False)  # by artifact
-    waiting: dict[str, int] = field(init=False)
-    unblocked: list[Task] = field(init=False)
+    states: dict[str, TaskState] = field(init=False)  # by task; changed by ``move`` alone
+    missing: dict[str, int] = field(init=False)
+    unblocked: list[Task] = field(init=False)  # those in that state
     candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps
     decode_candidates: tuple[ParallelSpec, ...] = field(init=False)
     tasks_left: Mapping[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
+    num_finished: int = 0
     steps_done: int = 0
     last_layout: ExecutionLayout | None = None
-    offered: dict[str, Task] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)  # dispatch ids
     touched: set[int] = field(default_factory=set)  # ranks that have held an artifact
-    finished: set[str] = field(default_factory=set)  # task ids
-    let_in: bool = False  # there is room for its artifacts: the policy sees it
+    visible: bool = False  # there is room for its artifacts: the policy sees it
     peak_bytes: int = 0  # the most its artifacts have taken, where that is counted
     num_retries: int = 0
-    scattered: bool = False  # after a fault, ranks it has touched may hold copies that are in no book
+    has_strays: bool = False  # after a fault, ranks it has touched may hold copies that are in no book
     started: bool = False
     ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
 
@@ -96,8 +136,11 @@ class RequestRecord:
             for name in task.inputs:
                 self.consumers[name].append(task)
         self.artifacts = {name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()}
-        self.waiting = {task.id: len(task.inputs) for task in tasks if task.inputs}
+        self.missing = {task.id: len(task.inputs) for task in tasks if task.inputs}
         self.unblocked = [task for task in tasks if not task.inputs]
+        self.states = dict.fromkeys(self.position, TaskState.WAITING)
+        for task in self.unblocked:
+            self.move(task, TaskState.UNBLOCKED)
         self.candidates = self._candidates_of(TaskKind.DENOISE)
         self.decode_candidates = self._candidates_of(TaskKind.DECODE)
         self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
@@ -106,9 +149,22 @@ class RequestRecord:
     def live_artifacts(self) -> list[ArtifactRecord]:
         return [art for art in self.artifacts.values() if art.state is ArtifactState.MATERIALIZED]
 
+    @property
+    def ready(self) -> list[Task]:
+        return [task for task in self.graph.tasks if self.states[task.id] is TaskState.READY]
+
+    def task(self, task_id: str) -> Task:
+        return self.graph.tasks[self.position[task_id]]
+
     def place(self, task_id: str) -> tuple[int, int]:
         """Where a task stands among all that are ready."""
         return self.sequence, self.position[task_id]
+
+    def move(self, task: Task, to: TaskState) -> None:
+        """``task`` is in another state now."""
+        states = self.states
+        assert to in TASK_TRANSITIONS[states[task.id]], f"{task.id} was {states[task.id]} and cannot be {to}"
+        states[task.id] = to
 
     def view(self) -> RequestView:
         request = self.request
@@ -144,7 +200,7 @@ class RequestRecord:
     def unblocked_by(self, made: Collection[str]) -> list[Task]:
         """The tasks that lack nothing but these artifacts."""
         readers = {task.id: task for name in made for task in self.consumers[name]}.values()
-        return [task for task in readers if self.waiting[task.id] == sum([name in made for name in task.inputs])]
+        return [task for task in readers if self.missing[task.id] == sum([name in made for name in task.inputs])]
 
     def materialize(self, name: str, layout: ExecutionLayout, holders: Iterable[int], view: ArtifactView) -> None:
         """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked.
@@ -161,11 +217,14 @@ class RequestRecord:
             art.holders = dict.fromkeys(holders, layout)
         art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
         for task in () if known else self.consumers[name]:
-            if task.id not in self.waiting:
+            if (missing := self.missing.get(task.id)) is None:
                 continue  # it runs: the artifact was lost everywhere else meanwhile
-            self.waiting[task.id] -= 1
-            if self.waiting[task.id] == 0:
-                del self.waiting[task.id]
+            if missing > 1:
+                self.missing[task.id] = missing - 1
+                continue
+            del self.missing[task.id]
+            if self.states[task.id] is TaskState.WAITING:  # and not queued
+                self.move(task, TaskState.UNBLOCKED)
                 self.unblocked.append(task)
 
 
@@ -178,12 +237,11 @@ class DispatchRecord(Struct, gc=False):
     consumes: tuple[str, ...]  # artifacts that its ranks drop themselves
     expected_s: float = 0.0  # how long it should take
     ends_s: float = 0.0  # when it should be done, once it runs
+    state: DispatchState = DispatchState.SENT  # changed by ``move`` alone
     behind: int | None = None  # the dispatch it is queued behind; None once that has ended
     followed_by: int | None = None  # the dispatch queued behind it
-    begun: bool = False  # some rank has
-    withdrawing: bool = False  # asked back, and nothing heard yet
-    looked_ahead: int = -1  # the version of the state that the policy was asked about for its next step
-    out_of_step: bool = False  # what ran before it has failed: reset the edges afterwards
+    asked_version: int = -1  # of the books, when the policy was last asked what comes after it
+    doomed: bool = False  # what ran before it has failed: it fails too, and edges are reset afterwards
     migrations: tuple[int, ...] = ()
     finished: set[int] = set()  # ranks that have reported success, even if lost since
     lost: set[int] = set()  # ranks lost since, even if they have joined again
@@ -191,7 +249,16 @@ class DispatchRecord(Struct, gc=False):
     made: dict[str, ArtifactView] = {}  # what was said of its outputs
     error: str | None = None
     status_code: int = 500
-    secondary: bool = False
+    caused_by_peer: bool = False  # the error only echoes another rank's failure
+
+    def move(self, to: DispatchState) -> None:
+        """It is in another state now."""
+        assert to in DISPATCH_TRANSITIONS[self.state], f"dispatch {self.id} was {self.state} and cannot be {to}"
+        self.state = to
+
+    @property
+    def may_be_withdrawn(self) -> bool:
+        return self.state is DispatchState.SENT
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -202,22 +269,25 @@ class DispatchRecord(Struct, gc=False):
 
 
 class MigrationRecord(Struct):
-    """A migration under way. ``doubtful`` are ranks that may never get their part, with what they held before."""
+    """A migration under way.
+
+    ``unconfirmed`` are ranks that count as holders but may never get their part, with what they held before.
+    """
 
     command: Migrate
     members: set[int]  # not lost since
     waiting_for: set[int]
-    doubtful: dict[int, ExecutionLayout | None]
+    unconfirmed: dict[int, ExecutionLayout | None]
     broken: bool = False
 
     @classmethod
     def of(cls, command: Migrate) -> MigrationRecord:
         held = dict(command.held)
         receivers = [rank for rank in command.ranks if rank in command.target.ranks]
-        doubtful = {rank: held.get(rank) for rank in receivers if rank not in held or command.view.sharded}
+        unconfirmed = {rank: held.get(rank) for rank in receivers if rank not in held or command.view.sharded}
         if command.keep:
-            doubtful = {}  # not counted on before it is there
-        return cls(command, set(command.ranks), set(command.ranks), doubtful)
+            unconfirmed = {}  # not counted on before it is there
+        return cls(command, set(command.ranks), set(command.ranks), unconfirmed)
 
 
 class RankRecord(Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import MappingProxyType
 
-from gfdit.core.control.records import ArtifactState, RequestRecord
+from gfdit.core.control.records import ArtifactState, RequestRecord, TaskState
 from gfdit.core.tasks import Task, TaskKind
 
 
@@ -14,23 +14,27 @@ def is_lacking(record: RequestRecord) -> bool:
     return any(not art.view.covered_by(art.holders) for art in record.live_artifacts)
 
 
-def rewind(record: RequestRecord, running: set[str]) -> list[str]:
+def rewind(record: RequestRecord) -> list[Task]:
     """Have the fewest finished tasks run again without which an unfinished one cannot run.
 
-    ``running`` are the ids of tasks in flight: they have their inputs, or will fail and come back here. Tasks
-    that can run are in ``record.unblocked`` afterwards; returns those that were offered and cannot any more.
+    Tasks that run have their inputs, or will fail and come back here. Tasks that can run are in
+    ``record.unblocked`` afterwards; returns those that are ready and cannot run any more.
     """
-    record.scattered = True
-    again = _needed_again(record, running)
-    record.finished.difference_update(task.id for task in again)
+    record.has_strays = True
+    again = _needed_again(record)
+    for task in again:
+        record.move(task, TaskState.WAITING)
+    record.num_finished -= len(again)
     _set_artifacts(record)
     _set_counts(record)
-    return _set_tasks(record, running)
+    return _set_tasks(record)
 
 
-def _needed_again(record: RequestRecord, running: set[str]) -> list[Task]:
+def _needed_again(record: RequestRecord) -> list[Task]:
     makers = {name: task for task in record.graph.tasks for name in task.outputs}
-    lacking = [task for task in record.graph.tasks if task.id not in record.finished | running]
+    states = record.states
+    has_inputs = (TaskState.FINISHED, TaskState.RUNNING)
+    lacking = [task for task in record.graph.tasks if states[task.id] not in has_inputs]
     again: dict[str, Task] = {}
     while lacking:
         for name in lacking.pop().inputs:
@@ -38,7 +42,7 @@ def _needed_again(record: RequestRecord, running: set[str]) -> list[Task]:
             art = record.artifacts[name]
             if (
                 not (art.view.covered_by(art.holders) or art.kept)
-                and maker.id in record.finished
+                and states[maker.id] is TaskState.FINISHED
                 and maker.id not in again
             ):
                 again[maker.id] = maker
@@ -48,7 +52,7 @@ def _needed_again(record: RequestRecord, running: set[str]) -> list[Task]:
 
 def _set_artifacts(record: RequestRecord) -> None:
     for name, art in record.artifacts.items():
-        art.readers = sum(task.id not in record.finished for task in record.consumers[name])
+        art.readers = sum(record.states[task.id] is not TaskState.FINISHED for task in record.consumers[name])
         if art.view.covered_by(art.holders):
             continue
         if art.readers and art.kept:
@@ -62,24 +66,29 @@ def _set_artifacts(record: RequestRecord) -> None:
 
 def _set_counts(record: RequestRecord) -> None:
     tasks = record.graph.tasks
-    left = Counter({task.kind: 0 for task in tasks})
-    left.update(task.kind for task in tasks if task.id not in record.finished)
+    finished = [task for task in tasks if record.states[task.id] is TaskState.FINISHED]
+    left = Counter(task.kind for task in tasks)
+    left.subtract(task.kind for task in finished)
     record.tasks_left = MappingProxyType(dict(left))
-    record.steps_done = sum(task.kind is TaskKind.DENOISE and task.id in record.finished for task in tasks)
+    record.steps_done = sum(task.kind is TaskKind.DENOISE for task in finished)
 
 
-def _set_tasks(record: RequestRecord, running: set[str]) -> list[str]:
-    record.waiting.clear()
+def _set_tasks(record: RequestRecord) -> list[Task]:
+    states = record.states
+    record.missing.clear()
+    for task in record.unblocked:
+        record.move(task, TaskState.WAITING)
     record.unblocked.clear()
-    withdrawn = []
+    blocked = []
     for task in record.graph.tasks:
-        if task.id in record.finished or task.id in running:
+        if states[task.id] in (TaskState.FINISHED, TaskState.RUNNING):
             continue
-        states = [record.artifacts[name].state for name in task.inputs]
-        if num_missing := sum(state is not ArtifactState.MATERIALIZED for state in states):
-            record.waiting[task.id] = num_missing
-            if task.id in record.offered:
-                withdrawn.append(task.id)
-        elif task.id not in record.offered:
+        inputs = [record.artifacts[name].state for name in task.inputs]
+        if num_missing := sum(state is not ArtifactState.MATERIALIZED for state in inputs):
+            record.missing[task.id] = num_missing
+            if states[task.id] is TaskState.READY:
+                blocked.append(task)
+        elif states[task.id] is TaskState.WAITING:
+            record.move(task, TaskState.UNBLOCKED)
             record.unblocked.append(task)
-    return withdrawn
+    return blocked

@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from gfdit.core import commands as cmd
 from gfdit.core.control.ranks import RankPool
 from gfdit.core.control.ready import ReadyTasks
-from gfdit.core.control.records import ArtifactState, DispatchRecord, RankRecord, RequestRecord
+from gfdit.core.control.records import (
+    ArtifactState,
+    DispatchRecord,
+    DispatchState,
+    RankRecord,
+    RequestRecord,
+    TaskState,
+)
 from gfdit.core.control.recovery import is_lacking, rewind
 from gfdit.core.cost import CostModel
 from gfdit.core.policy import RequestView, SchedulerView
@@ -50,11 +57,12 @@ class ClusterState:
         return RequestRecord(request, graph, self._num_arrived)
 
     def add(self, record: RequestRecord) -> None:
-        """A request has arrived; the policy does not see it before :meth:`let_in`."""
+        """A request has arrived; the policy does not see it before :meth:`show`."""
         self.requests[record.request.id] = record
 
-    def let_in(self, record: RequestRecord) -> None:
-        record.let_in = True
+    def show(self, record: RequestRecord) -> None:
+        """From now on the policy sees a request."""
+        record.visible = True
         self._refresh(record)
         self.offer_ready(record)
 
@@ -64,7 +72,7 @@ class ClusterState:
         left = [
             art
             for art in artifacts
-            if art.state is not ArtifactState.FREED or record.scattered or art.kept or art.keeping
+            if art.state is not ArtifactState.FREED or record.has_strays or art.kept or art.keeping
         ]
         ranks = tuple(sorted(record.touched & self.ranks.present.keys()))
         del self.requests[record.request.id]
@@ -79,24 +87,29 @@ class ClusterState:
     def offer_ready(self, record: RequestRecord) -> None:
         """Make every unblocked task ready."""
         for task in record.unblocked:
-            record.offered[task.id] = task
+            record.move(task, TaskState.READY)
             self.ready.add(record.task_view(task), record.place(task.id))
         record.unblocked.clear()
 
     def withdraw_ready(self, record: RequestRecord) -> None:
-        for task_id in [task_id for task_id in record.offered if task_id in self.ready.by_id]:
-            self.ready.remove(task_id, record.place(task_id))
-            del record.offered[task_id]
+        """The request ends: no more of its tasks are to run."""
+        for task in record.ready:
+            self._block(record, task, TaskState.UNBLOCKED)
+            record.unblocked.append(task)
+
+    def _block(self, record: RequestRecord, task: Task, to: TaskState) -> None:
+        self.ready.remove(task.id, record.place(task.id))
+        record.move(task, to)
 
     def oldest_ready(self) -> RequestRecord:
         return self.requests[self.ready.in_order[0].request_id]
 
     def finish_task(self, record: RequestRecord, task: Task) -> None:
         """``task`` has succeeded, and what it has made and read is accounted for."""
-        record.offered.pop(task.id, None)  # not there if what ran before it failed: then its request ends
-        if record.scattered:
+        if record.has_strays:
             self.refresh_ready(record)
-        record.finished.add(task.id)
+        record.move(task, TaskState.FINISHED)
+        record.num_finished += 1
         record.steps_done += task.kind is TaskKind.DENOISE
         counts = record.tasks_left
         record.tasks_left = MappingProxyType({**counts, task.kind: counts[task.kind] - 1})
@@ -104,15 +117,13 @@ class ClusterState:
 
     def refresh_ready(self, record: RequestRecord) -> None:
         """Show anew where the inputs of its ready tasks are."""
-        for task_id in record.offered.keys() & self.ready.by_id.keys():
-            self.ready.replace(record.task_view(record.offered[task_id]), record.place(task_id))
+        for task in record.ready:
+            self.ready.replace(record.task_view(task), record.place(task.id))
 
     def recover(self, record: RequestRecord) -> None:
         """After artifacts or a dispatch of it were lost: make ready what has to run, perhaps again."""
-        running = {task.id for dispatch_id in record.running for task in self.dispatches[dispatch_id].tasks}
-        for task_id in rewind(record, running):
-            self.ready.remove(task_id, record.place(task_id))
-            del record.offered[task_id]
+        for task in rewind(record):
+            self._block(record, task, TaskState.WAITING)
         self.refresh_ready(record)
         self._refresh(record)
         self.offer_ready(record)
@@ -123,7 +134,7 @@ class ClusterState:
         """``dispatch``, whose tasks are ready and whose ranks are free, runs and should end at ``ends_s``."""
         self.dispatches[dispatch.id] = dispatch
         for task in dispatch.tasks:
-            self.ready.remove(task.id, self.requests[task.request_id].place(task.id))
+            self._block(self.requests[task.request_id], task, TaskState.RUNNING)
         self._occupy(dispatch, ends_s)
 
     def _occupy(self, dispatch: DispatchRecord, ends_s: float) -> None:
@@ -145,40 +156,42 @@ class ClusterState:
     def queue(self, dispatch: DispatchRecord, running: DispatchRecord) -> None:
         """``dispatch``, on the same layout, comes behind ``running``; its tasks are not ready yet."""
         self.dispatches[dispatch.id] = dispatch
+        for task in dispatch.tasks:
+            self.requests[task.request_id].move(task, TaskState.QUEUED)
         dispatch.behind, running.followed_by = running.id, dispatch.id
 
     def promote(self, dispatch: DispatchRecord, now_s: float) -> None:
-        """What ``dispatch`` was queued behind has ended and left its ranks free: it runs now.
-
-        Its tasks have become unblocked, unless that failed.
-        """
+        """What ``dispatch`` was queued behind has ended and left its ranks free: it runs now."""
         dispatch.behind = None
         for task in dispatch.tasks:
             record = self.requests[task.request_id]
-            if task in record.unblocked:
-                record.unblocked.remove(task)
-                record.offered[task.id] = task
-            record.waiting.pop(task.id, None)  # for what it has on its ranks, but is lost elsewhere
+            record.move(task, TaskState.RUNNING)
+            record.missing.pop(task.id, None)  # for what it has on its ranks, but is lost elsewhere
         self._occupy(dispatch, now_s + dispatch.expected_s)
 
     def unqueue(self, dispatch: DispatchRecord) -> None:
         """``dispatch`` was withdrawn while it was queued."""
         assert dispatch.behind is not None
         before = self.dispatches[dispatch.behind]
-        before.followed_by, before.looked_ahead = None, -1
+        before.followed_by, before.asked_version = None, -1
+        for task in dispatch.tasks:
+            self.requests[task.request_id].move(task, TaskState.WAITING)
+        dispatch.move(DispatchState.WITHDRAWN)
         del self.dispatches[dispatch.id]
 
     def undo(self, dispatch: DispatchRecord) -> None:
         """``dispatch`` was withdrawn when it had its ranks already, but none had begun."""
-        self.release(dispatch)
+        self.release(dispatch, DispatchState.WITHDRAWN)
         for task in dispatch.tasks:
             record = self.requests[task.request_id]
             record.running.discard(dispatch.id)
-            if record.offered.pop(task.id, None):
-                record.unblocked.append(task)
+            record.move(task, TaskState.UNBLOCKED)
+            record.unblocked.append(task)
             self._refresh(record)
 
-    def release(self, dispatch: DispatchRecord) -> None:
+    def release(self, dispatch: DispatchRecord, ending: DispatchState) -> None:
+        """``dispatch`` has come to its end, and leaves its ranks."""
+        dispatch.move(ending)
         for rank in dispatch.members:
             self.ranks.release(rank)
         del self.dispatches[dispatch.id]

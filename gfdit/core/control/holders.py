@@ -1,4 +1,4 @@
-"""Who holds what of an artifact: brought to where a task reads it, counted where one makes it, freed after use."""
+"""Who holds which part of an artifact: what a task reads is brought to it, and freed after its last reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, artifact_kind
 
 
-class Artifacts:
+class Holders:
     """Keeps the books on holders and readers, in the records of ``state``, and says what is to move or to go."""
 
     def __init__(self, state: ClusterState, *, counts_bytes: bool) -> None:
@@ -99,7 +99,7 @@ class Artifacts:
         """
         if (record := self._state.requests.get(request_id)) is None:
             return None
-        record.scattered = True
+        record.has_strays = True
         art = record.artifacts[artifact]
         if art.state is ArtifactState.MATERIALIZED:
             art.drop_from((rank,))
@@ -111,7 +111,7 @@ class Artifacts:
     def _free(self, record: RequestRecord, name: str, dropped_by: set[int]) -> list[cmd.Command]:
         art = record.artifacts[name]
         state = self._state
-        holders = record.touched & state.ranks.present.keys() if record.scattered else art.holders.keys()
+        holders = record.touched & state.ranks.present.keys() if record.has_strays else art.holders.keys()
         left = holders - dropped_by
         art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
@@ -127,7 +127,7 @@ def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -
     Where only peers of a member that finished have failed, what was made counts if it is whole all the same, and
     if its first rank has said what it is; or has handed the result on. Never after a task that failed.
     """
-    if dispatch.out_of_step or (dispatch.error is not None and not dispatch.secondary):
+    if dispatch.doomed or (dispatch.error is not None and not dispatch.caused_by_peer):
         return False
     if dispatch.error is None and not dispatch.lost:
         return True
