@@ -35,6 +35,7 @@ from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
+from tests.support.endings import Ended
 
 NUM_RANKS = 4
 SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(4))
@@ -70,6 +71,7 @@ class ChainExecutor:
     def __init__(self, rank: int, comm: GroupFreeComm) -> None:
         self.comm = comm
         self.artifacts: dict[str, torch.Tensor] = {}
+        self.layouts: dict[str, ExecutionLayout] = {}  # under which it got them
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Any:
         (task,) = tasks
@@ -85,6 +87,7 @@ class ChainExecutor:
             self.comm.barrier(self.comm.group(layout.ranks))
         made = torch.tensor([step(value, task), task_s], dtype=torch.float64)
         self.artifacts |= dict.fromkeys(task.outputs, made)
+        self.layouts |= dict.fromkeys(task.outputs, layout)
         if task.kind is not TaskKind.DECODE or self.comm.rank != layout.ranks[0]:
             return dict
         return lambda: {task.request_id: repr(float(made[0])).encode()}
@@ -97,10 +100,18 @@ class ChainExecutor:
 
     def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
         self.artifacts[artifact] = parts.tensors["value"]
+        self.layouts[artifact] = ExecutionLayout((self.comm.rank,))  # it is whole wherever it is
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         for name in artifacts:
             self.artifacts.pop(name, None)
+            self.layouts.pop(name, None)
+
+    def holdings(self) -> tuple[msg.Holding, ...]:
+        return tuple(msg.Holding(name, layout, VIEW) for name, layout in self.layouts.items())
+
+    def probe(self) -> None:
+        pass
 
     def call(self, method: str, payload: bytes) -> bytes:
         return pickle.dumps(os.getpid() if method == "pid" else sorted(self.artifacts))
@@ -129,7 +140,7 @@ class Load:
     draw: random.Random
     expected: dict[str, bytes] = field(default_factory=dict)
     results: dict[str, bytes] = field(default_factory=dict)
-    endings: dict[str, list[msg.Ended]] = field(default_factory=dict)
+    endings: dict[str, list[Ended]] = field(default_factory=dict)
     calls: dict[int, msg.CallDone] = field(default_factory=dict)
     stopped: bool = False
 
@@ -143,8 +154,8 @@ class Load:
             while not self.stopped and self.num_alive < IN_FLIGHT:
                 self._submit()
             for message in self.client.receive(left_s):
-                if isinstance(message, msg.Ended):
-                    self.endings.setdefault(message.request_id, []).append(message)
+                if isinstance(message, msg.RequestEnd):
+                    self.endings.setdefault(message.request_id, []).append(Ended.of(message))
                 elif isinstance(message, msg.Result):
                     self.results[message.request_id] = message.value
                 elif isinstance(message, msg.CallDone):

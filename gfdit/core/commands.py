@@ -1,4 +1,7 @@
-"""What the control plane asks of its driver. Order matters: a driver emits commands in the order given."""
+"""What the control plane asks of its driver. Order matters: a driver emits commands in the order given.
+
+They go to workers and engine as they are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ Lane = Literal["compute", "migration"]
 """The two queues of a rank, each with edges of its own."""
 
 
-class Migrate(Struct, frozen=True, gc=False):
+class _Command(Struct, frozen=True, gc=False, tag=True):
+    """Tagged with its name, by which it is told apart on the wire and in a recording."""
+
+
+class Migrate(_Command, frozen=True, gc=False):
     """Bring an artifact to the ranks of ``target``, each its part of it, on the migration lane.
 
     ``ranks``, sources first, take part; each runs its ``transfers`` in the order given. ``held`` says under which
@@ -39,7 +46,7 @@ class Migrate(Struct, frozen=True, gc=False):
         return sum([len(transfer.destinations) for transfer in self.transfers])
 
 
-class RunTask(Struct, frozen=True, gc=False):
+class RunTask(_Command, frozen=True, gc=False):
     """Run ``tasks`` (several: one batched step) on every rank of ``layout``.
 
     A rank first waits for the ``migrations`` it takes part in, which were emitted before; it drops the
@@ -59,7 +66,7 @@ class RunTask(Struct, frozen=True, gc=False):
     after: int | None = None
 
 
-class WithdrawTask(Struct, frozen=True, gc=False):
+class WithdrawTask(_Command, frozen=True, gc=False):
     """Take a queued task back, unless a rank has begun it: then it runs on all of them.
 
     The first claim decides, of a rank to begin it or of this command, and it decides for every rank: a group of
@@ -70,7 +77,7 @@ class WithdrawTask(Struct, frozen=True, gc=False):
     dispatch_id: int
 
 
-class FreeArtifacts(Struct, frozen=True, gc=False):
+class FreeArtifacts(_Command, frozen=True, gc=False):
     """Drop these artifacts on these ranks; an unknown one is no error.
 
     One that a task or copy with a number above ``before`` makes stays: it was made again since.
@@ -81,7 +88,7 @@ class FreeArtifacts(Struct, frozen=True, gc=False):
     before: int
 
 
-class ResetEdges(Struct, frozen=True, gc=False):
+class ResetEdges(_Command, frozen=True, gc=False):
     """Return edges among ``ranks`` to a fresh state: after a failed collective, or for a rank that has joined.
 
     ``edges`` are (rank, peer, generation) with rank < peer. Every rank resets those it is an end of when it gets
@@ -94,24 +101,24 @@ class ResetEdges(Struct, frozen=True, gc=False):
     edges: tuple[tuple[int, int, int], ...]
 
 
-class StartRequest(Struct, frozen=True, gc=False):
+class StartRequest(_Command, frozen=True, gc=False):
     """The first task of a request has been dispatched: it has left the queue."""
 
     request_id: str
     queue_wait_s: float
 
 
-class CompleteRequest(Struct, frozen=True, gc=False):
+class CompleteRequest(_Command, frozen=True, gc=False):
     request_id: str
 
 
-class CancelRequest(Struct, frozen=True, gc=False):
+class CancelRequest(_Command, frozen=True, gc=False):
     """A cancelled request holds nothing any more."""
 
     request_id: str
 
 
-class RejectRequest(Struct, frozen=True, gc=False):
+class RejectRequest(_Command, frozen=True, gc=False):
     """Admission refused the request (HTTP 429)."""
 
     request_id: str
@@ -119,19 +126,19 @@ class RejectRequest(Struct, frozen=True, gc=False):
     retry_after_s: float | None = None
 
 
-class FailRequest(Struct, frozen=True, gc=False):
+class FailRequest(_Command, frozen=True, gc=False):
     request_id: str
     error: str
     status_code: int = 500
 
 
-class ReportFault(Struct, frozen=True, gc=False):
+class ReportFault(_Command, frozen=True, gc=False):
     """A policy raised, broke a rule or left ready tasks idle; scheduling goes on."""
 
     message: str
 
 
-class WakeAt(Struct, frozen=True, gc=False):
+class WakeAt(_Command, frozen=True, gc=False):
     """Send a :class:`~events.WakeUp` at this time; replaces an earlier one."""
 
     at_s: float

@@ -1,56 +1,67 @@
-"""What happens outside the control plane and is told to it. All plain data, so a run can be recorded."""
+"""What happens outside the control plane and is told to it. All plain data, so a run can be recorded.
+
+Workers send these as they are: one vocabulary from the ranks to the policy and back (:mod:`gfdit.core.commands`).
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from gfdit.core.artifacts.views import ArtifactView
+from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
 
 
-class RequestArrived(Struct, frozen=True, gc=False):
+class _Event(Struct, frozen=True, gc=False, tag=True):
+    """Tagged with its name, by which it is told apart on the wire and in a recording."""
+
+
+class RequestArrived(_Event, frozen=True, gc=False):
     request: Request
     graph: TaskGraph
 
 
-class RequestCancelled(Struct, frozen=True, gc=False):
+class RequestCancelled(_Event, frozen=True, gc=False):
     request_id: str
 
 
-class TaskDispatched(Struct, frozen=True, gc=False):
+class TaskDispatched(_Event, frozen=True, gc=False):
     """CPU-side dispatch to one rank is complete; the device may still be busy with it."""
 
     dispatch_id: int
     rank: int
 
 
-class TaskStarted(Struct, frozen=True, gc=False):
+class TaskStarted(_Event, frozen=True, gc=False):
     """The device of one rank has begun the dispatch."""
 
     dispatch_id: int
     rank: int
 
 
-class TaskWithdrawn(Struct, frozen=True, gc=False):
+class TaskWithdrawn(_Event, frozen=True, gc=False):
     """A :class:`~commands.WithdrawTask` was in time: no rank has begun the dispatch and none will."""
 
     dispatch_id: int
 
 
-class TaskFinished(Struct, frozen=True, gc=False):
+class TaskFinished(_Event, frozen=True, gc=False):
     """The device of one rank is done; ``seconds`` is its measured execution time.
 
     The first rank of the layout tells with ``views`` what the artifacts that were made consist of. One that it
-    leaves out is like the task's input of the same kind.
+    leaves out is like the task's input of the same kind. ``dispatched_s`` and ``finished_s`` are when its host had
+    launched all of it and when its device was done, on the clock that all processes of a machine share.
     """
 
     dispatch_id: int
     rank: int
     seconds: float
     views: tuple[tuple[str, ArtifactView], ...] = ()
+    dispatched_s: float = 0.0
+    finished_s: float = 0.0
 
 
-class TaskFailed(Struct, frozen=True, gc=False):
+class TaskFailed(_Event, frozen=True, gc=False):
     """One rank gave the dispatch up. ``caused_by_peer`` marks an error that only echoes a peer's failure.
 
     Its inputs are on that rank as they were before.
@@ -63,11 +74,12 @@ class TaskFailed(Struct, frozen=True, gc=False):
     caused_by_peer: bool = False
 
 
-class MigrationFinished(Struct, frozen=True, gc=False):
+class MigrationFinished(_Event, frozen=True, gc=False):
     """One rank is done with its side of a migration; ``seconds`` it took, 0 where not measured.
 
     ``num_bytes`` have come to this rank. With ``error`` nothing has, and it holds what it held before; with
-    ``caused_by_peer`` peers are to blame, and edges may be out of step.
+    ``caused_by_peer`` peers are to blame, and edges may be out of step. ``finished_s`` as in
+    :class:`TaskFinished`.
     """
 
     migration_id: int
@@ -76,29 +88,42 @@ class MigrationFinished(Struct, frozen=True, gc=False):
     num_bytes: int = 0
     error: str = ""
     caused_by_peer: bool = False
+    finished_s: float = 0.0
 
 
-class EdgesReset(Struct, frozen=True, gc=False):
+class EdgesReset(_Event, frozen=True, gc=False):
     """One rank has reset its side of the edges of a :class:`~commands.ResetEdges`."""
 
     reset_id: int
     rank: int
 
 
-class RankLost(Struct, frozen=True, gc=False):
+class RankLost(_Event, frozen=True, gc=False):
     rank: int
     reason: str
 
 
-class RankJoined(Struct, frozen=True, gc=False):
+class RankJoined(_Event, frozen=True, gc=False):
     rank: int
 
 
-class WakeUp(Struct, frozen=True, gc=False):
+class Reconnected(_Event, frozen=True, gc=False):
+    """The first event of a control plane that replaces another one, which was lost with its books.
+
+    ``requests`` are alive. ``holdings`` are, by rank that is there, what it holds of artifacts: name, layout under
+    which it has its part, and what the artifact consists of. No edge has been in ``generation`` yet.
+    """
+
+    requests: tuple[tuple[Request, TaskGraph], ...]
+    holdings: tuple[tuple[int, tuple[tuple[str, ExecutionLayout, ArtifactView], ...]], ...]
+    generation: int
+
+
+class WakeUp(_Event, frozen=True, gc=False):
     """A time asked for with :class:`~commands.WakeAt` has come."""
 
 
-class LookAhead(Struct, frozen=True, gc=False):
+class LookAhead(_Event, frozen=True, gc=False):
     """Nothing else is to be handed in now: time to ask the policy about the step after a running one."""
 
 
@@ -114,6 +139,7 @@ Event = (
     | EdgesReset
     | RankLost
     | RankJoined
+    | Reconnected
     | WakeUp
     | LookAhead
 )

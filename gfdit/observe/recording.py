@@ -19,7 +19,7 @@ from gfdit.core.commands import Command
 from gfdit.core.cost.file import CostTable
 from gfdit.core.events import Event
 
-VERSION = 2
+VERSION = 3
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
 _EVENT_START = b'{"now_s":'
@@ -40,6 +40,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: int = 0
     max_retries: int = 3
     checkpoint_every_steps: int = 0
+    first_id: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -58,6 +58,11 @@ class ArtifactStore:
             for name in names:
                 self._entries.pop(name, None)
 
+    def layouts(self) -> dict[str, ExecutionLayout | None]:
+        """Under which it got its part of each."""
+        with self._lock:
+            return {name: entry.layout for name, entry in self._entries.items()}
+
     def sizes(self) -> dict[str, int]:
         """Bytes of tensor fields by artifact id."""
         with self._lock:

@@ -27,6 +27,8 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
+from gfdit.core import commands as cmd
+from gfdit.core.events import RequestCancelled
 from gfdit.core.tasks import Request, Shape, TaskKind, with_candidates
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
@@ -219,7 +221,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _on_message(self, message: msg.ControlMessage | msg.Result) -> None:
         match message:
-            case msg.Started(request_id, queue_wait_s):
+            case cmd.StartRequest(request_id, queue_wait_s):
                 self._on_started(request_id, queue_wait_s)
             case msg.Result(request_id, value):
                 # Unpacked even for an aborted request: that is what releases its shared memory.
@@ -227,7 +229,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 if self._is_live(request_id):
                     self._results[request_id] = result
                     self._deliver_if_complete(request_id)
-            case msg.Ended():
+            case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 self._on_ended(message)
             case msg.ArtifactBytes(by_rank):
                 show_artifact_bytes(by_rank)
@@ -242,12 +244,12 @@ class ElasticDiffusionEngine(DiffusionEngine):
         if known and getattr(state.req.sampling_params, "emit_request_lifecycle", False):
             self._put_output(request_id, DiffusionOutput(finished=False, request_started=True))
 
-    def _on_ended(self, message: msg.Ended) -> None:
+    def _on_ended(self, message: msg.RequestEnd) -> None:
         self._num_alive -= 1
         request_id = message.request_id
         if not self._is_live(request_id):
             self._results.pop(request_id, None)
-        elif message.outcome == "completed":
+        elif isinstance(message, cmd.CompleteRequest):
             self._completed[request_id] = time.monotonic()
             self._deliver_if_complete(request_id)
         else:
@@ -284,7 +286,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         for request_id in request_ids:
             if not self._is_live(request_id):
                 continue
-            self.executor.client.send(msg.Cancel(request_id))
+            self.executor.client.send(RequestCancelled(request_id))
             self._completed.pop(request_id, None)
             self._results.pop(request_id, None)
             self.scheduler.finish_requests(request_id, DiffusionRequestStatus.FINISHED_ABORTED)
@@ -320,16 +322,17 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     task.future.set_result(None)
 
 
-def _error_output(message: msg.Ended) -> DiffusionOutput:
-    if message.outcome == "rejected":
-        wait = "" if message.retry_after_s is None else f" (retry after {math.ceil(message.retry_after_s)} s)"
-        return DiffusionOutput(
-            error=f"request rejected: {message.error}{wait}",
-            error_status_code=429,
-            error_type="TooManyRequests",
-        )
-    error = retryable(message.error) if message.status_code == 503 else message.error
-    return DiffusionOutput(error=error, error_status_code=message.status_code)
+def _error_output(message: msg.RequestEnd) -> DiffusionOutput:
+    match message:
+        case cmd.RejectRequest(_, reason, retry_after_s):
+            wait = "" if retry_after_s is None else f" (retry after {math.ceil(retry_after_s)} s)"
+            return DiffusionOutput(
+                error=f"request rejected: {reason}{wait}", error_status_code=429, error_type="TooManyRequests"
+            )
+        case cmd.FailRequest(_, error, status_code):
+            text = retryable(error) if status_code == 503 else error
+            return DiffusionOutput(error=text, error_status_code=status_code)
+    return DiffusionOutput(error="the request was cancelled", error_status_code=500)
 
 
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:

@@ -32,6 +32,7 @@ from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import warm_up
 from gfdit.runtime.executor import Results, TaskError
+from gfdit.runtime.messages import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,17 @@ class OmniExecutor:
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.store.drop(artifacts)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return tuple(
+            Holding(name, layout, self._view(name)) for name, layout in self.store.layouts().items() if layout
+        )
+
+    def probe(self) -> None:
+        """A product of matrices whose outcome is known: what a device in a bad state cannot do."""
+        ones = torch.ones(64, 64, device=self.device)
+        if float((ones @ ones).sum()) != 64.0**3:
+            raise RuntimeError("the device computes wrong numbers")
 
     # Calls
 

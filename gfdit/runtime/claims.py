@@ -22,6 +22,12 @@ class Claims:
     def __init__(self, folder: str | Path) -> None:
         self._folder = str(folder)
 
+    @classmethod
+    def create(cls, folder: Path) -> Claims:
+        """Make the folder, unless it is there."""
+        folder.mkdir(exist_ok=True)
+        return cls(folder)
+
     def begin(self, dispatch_id: int) -> bool:
         """Claim that the task runs. False if it was withdrawn before."""
         return self._claim(dispatch_id, _BEGUN) == _BEGUN
@@ -34,6 +40,12 @@ class Claims:
         """To be called once no rank will ask any more."""
         with contextlib.suppress(FileNotFoundError):  # the folder goes when the server does
             os.unlink(self._path(dispatch_id))
+
+    def forget_before(self, first_id: int) -> None:
+        """What was claimed of dispatches with lower numbers is of the past."""
+        for name in os.listdir(self._folder):
+            if int(name) < first_id:
+                self.forget(int(name))
 
     def _claim(self, dispatch_id: int, wish: str) -> str:
         path = self._path(dispatch_id)

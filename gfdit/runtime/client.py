@@ -1,7 +1,8 @@
-"""The engine's end of the runtime: starts the control process and exchanges messages with it."""
+"""The engine's end of the runtime: starts the control process, and another one if that ends or hangs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -14,24 +15,52 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.sockets import open_socket, push, received
+from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, was_thinking
+from gfdit.runtime.sockets import grant_lease, open_socket, push, received
+
+logger = logging.getLogger("gfdit.client")
+
+ALIVE_INTERVAL_S = 1.0
+STEADY_S = 60.0
+"""A control process that has lived for as long has come to something, whatever ends it.
+
+One that was killed has, too, if any request has ended by then; not one that has ended by itself: the next one may
+go the same way at the same event.
+"""
+LOADING_S = 60.0
+"""How long a control process may take to say its first word: it has to be loaded."""
 
 
 class RuntimeDownError(RuntimeError):
-    """The control process or a worker is gone; the message says why."""
+    """The runtime is down for good; the message says why."""
 
 
 class ControlClient:
-    """Owned by one thread at a time; only :meth:`wake` may be called from any thread."""
+    """Owned by one thread at a time; only :meth:`wake` may be called from any thread.
+
+    Requests that are alive are kept: a control process that takes the place of another is given them again.
+    """
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
+        self._alive: dict[str, msg.Submit] = {}
+        self._unsent: list[msg.EngineMessage] = []  # while there is nobody to take them
+        self._ready = False
+        self._num_failures = 0  # control processes in a row that came to nothing
         self._context = zmq.Context()
-        self._control = open_socket(self._context, zmq.PAIR, config.address("engine"), bind=True)
+        self._lease = grant_lease(config.lease_path)
         self._results = open_socket(self._context, zmq.PULL, config.address("results"), bind=True)
         self._decode_control = msg.decoder(msg.ControlMessage)
         self._decode_result = msg.decoder(msg.Result)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        for source in (self._results, self._wake_fd):
+            self._poller.register(source, zmq.POLLIN)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the control process of ``self.config``."""
+        self._control = open_socket(self._context, zmq.PAIR, self.config.engine_address, bind=True)
         # The write end of this pipe stays open for as long as this process lives: its end of file is how
         # the control process learns that the engine is gone, however it went.
         self._process = subprocess.Popen(
@@ -40,28 +69,40 @@ class ControlClient:
             start_new_session=False,
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
         self._process.stdin.flush()
         self._process_fd = os.pidfd_open(self._process.pid)
-        self._poller = zmq.Poller()
-        for source in (self._control, self._results, self._wake_fd, self._process_fd):
+        for source in (self._control, self._process_fd):
             self._poller.register(source, zmq.POLLIN)
+        self._started_s = self._heard_s = self._checked_s = time.monotonic()
+        self._heard = self._has_served = False
+        self._told_s = 0.0
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the control process."""
+        return self._process.pid
+
     def wait_ready(self) -> None:
         """Block until every worker has loaded the model. Raises :class:`RuntimeDownError` if one cannot."""
         deadline_s = time.monotonic() + self.config.start_timeout_s + 30
         while time.monotonic() < deadline_s:
-            for message in self.receive(1.0):
-                if isinstance(message, msg.Ready):
-                    return
+            self.receive(1.0)
+            if self._ready:
+                return
         raise RuntimeDownError("the control process did not become ready in time")
 
     def send(self, message: msg.EngineMessage) -> None:
-        push(self._control, message)
+        if isinstance(message, msg.Submit):
+            self._alive.setdefault(message.request.id, message)
+        if self._heard or not self.config.epoch:
+            push(self._control, message)
+        elif not isinstance(message, msg.Submit):
+            self._unsent.append(message)
 
     def wake(self) -> None:
         """Make a blocked :meth:`receive` return."""
@@ -70,23 +111,104 @@ class ControlClient:
     def receive(self, timeout_s: float | None) -> list[msg.ControlMessage | msg.Result]:
         """Messages that have arrived, results first; waits for one, for :meth:`wake` or for the timeout.
 
-        Raises :class:`RuntimeDownError` on a fatal message or when the control process has ended.
+        A control process that has ended or hangs is replaced meanwhile. Raises :class:`RuntimeDownError` if that
+        does not help, and on a fatal message.
         """
-        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        if time.monotonic() - self._told_s > ALIVE_INTERVAL_S:
+            self._told_s = time.monotonic()
+            push(self._control, msg.Alive())
+        longest_s = ALIVE_INTERVAL_S if timeout_s is None else min(timeout_s, ALIVE_INTERVAL_S)
+        ready = dict(self._poller.poll(max(0, int(longest_s * 1000))))
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         messages: list[msg.ControlMessage | msg.Result] = received(self._results, self._decode_result)
-        messages += received(self._control, self._decode_control)
-        for message in messages:
-            if isinstance(message, msg.Fatal):
-                raise RuntimeDownError(message.error)
-        if self._process_fd in ready and not messages:
-            raise RuntimeDownError(f"the control process ended with exit code {self._process.wait()}")
+        messages += self._hear()
+        if messages or self._process_fd not in ready:
+            self._end_if_hanging()
+        else:
+            self._replace(self._how_it_ended(), self._process.returncode == HANGING_POLICY_EXIT)
         return messages
+
+    def _hear(self) -> list[msg.ControlMessage]:
+        messages: list[msg.ControlMessage] = received(self._control, self._decode_control)
+        for message in messages:
+            self._heard_s = time.monotonic()
+            if not self._heard:
+                self._heard = True
+                self._resubmit()
+            match message:
+                case msg.Fatal(error):
+                    raise RuntimeDownError(error)
+                case msg.Ready():
+                    self._ready = True
+                case _ if isinstance(message, msg.RequestEnd):
+                    self._has_served = True
+                    self._alive.pop(message.request_id, None)
+        return [message for message in messages if not isinstance(message, (msg.Alive, msg.Ready))]
+
+    # A control process that ends, or hangs
+
+    def _end_if_hanging(self) -> None:
+        """It says that it is alive even if nothing happens; before it has said anything it has to be loaded.
+
+        Who was stopped himself has heard nobody, and begins to listen anew.
+        """
+        now_s = time.monotonic()
+        limit_s = self.config.control_timeout_s + self.config.policy_timeout_s
+        if now_s - self._checked_s > limit_s / 2:
+            self._heard_s = now_s
+        self._checked_s = now_s
+        if not self._heard:
+            limit_s = max(limit_s, LOADING_S)
+        if now_s - self._heard_s > limit_s:
+            self._process.kill()
+            self._process.wait()
+            self._replace(f"was silent for {limit_s:g} s", was_thinking(self.config.policy_mark_path))
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+    def _replace(self, how: str, hung_in_policy: bool) -> None:
+        """Have another control process go on with the workers that are there, and the requests that are alive."""
+        config = self.config
+        was_steady = time.monotonic() - self._started_s > STEADY_S
+        was_killed = self._process.returncode < 0 and self._has_served
+        self._num_failures = 1 if was_steady or was_killed else self._num_failures + 1
+        if not self._ready and not config.epoch:
+            raise RuntimeDownError(f"the control process {how} while it started")
+        if self._num_failures > config.max_control_restarts:
+            raise RuntimeDownError(f"the control process {how}, and so did those before it")
+        if hung_in_policy:
+            logger.error("policy %r does not come back: first come, first served from now on", config.policy)
+            config = msgspec.structs.replace(config, without_policy=True)
+        logger.error("the control process %s: another one goes on with %d requests", how, len(self._alive))
+        self._drop_process()
+        self.config = msgspec.structs.replace(config, epoch=config.epoch + 1)
+        self._start()
+
+    def _resubmit(self) -> None:
+        """The control process has said its first word: from now on it can be told something.
+
+        If it is the first one there is nothing that it does not know.
+        """
+        if not self.config.epoch:
+            return
+        for message in (*self._alive.values(), msg.Resubmitted(), *self._unsent):
+            push(self._control, message)
+        self._unsent.clear()
+
+    def _drop_process(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for source in (self._control, self._process_fd):
+            self._poller.unregister(source)
+        self._control.close(linger=0)
+        os.close(self._process_fd)
 
     def close(self, grace_s: float = 20.0) -> None:
         """Stop control process and workers; idempotent."""
-        if self._process_fd < 0:
+        if self._lease < 0:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -95,8 +217,10 @@ class ControlClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # Workers that no control process has ended end by themselves.
+        os.close(self._lease)
+        self._lease = -1
         self._context.destroy(linger=0)
         os.close(self._process_fd)
         os.close(self._wake_fd)
-        self._process_fd = -1
         shutil.rmtree(Path(self.config.run_dir), ignore_errors=True)

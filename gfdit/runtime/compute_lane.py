@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 
-import zmq
-
 from gfdit.comm import CommError, GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.commands import RunTask
+from gfdit.core.commands import ResetEdges, RunTask
+from gfdit.core.events import EdgesReset, TaskDispatched, TaskFailed, TaskFinished, TaskStarted
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
-from gfdit.runtime.completion import make_monitor
-from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.completion import CompletionMonitor
 from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
-from gfdit.runtime.lanes import MigrationLane, reset_edges
-from gfdit.runtime.sockets import open_socket, push, wait_for_command
+from gfdit.runtime.migration_lane import MigrationLane, reset_edges
+from gfdit.runtime.sockets import Inbox, Reports
 
 logger = logging.getLogger("gfdit.worker")
 
 
 class FailedAlongError(Exception):
     """A task was on the device together with one that failed."""
-
-
-class Reports:
-    """What a lane tells the control process and the engine, from the lane's thread and its monitor's."""
-
-    def __init__(self, events: zmq.Socket, results: zmq.Socket) -> None:
-        self._lock = threading.Lock()
-        self._events = events
-        self._results = results
-
-    def tell(self, message: msg.WorkerMessage) -> None:
-        with self._lock:
-            push(self._events, message)
-
-    def deliver(self, results: dict[str, bytes]) -> None:
-        with self._lock:
-            for request_id, value in results.items():
-                push(self._results, msg.Result(request_id, value))
 
 
 class ComputeLane:
@@ -55,41 +34,49 @@ class ComputeLane:
     def __init__(
         self,
         rank: int,
-        config: RuntimeConfig,
-        context: zmq.Context,
-        events: zmq.Socket,
+        incarnation: int,
+        inbox: Inbox,
+        reports: Reports,
         executor: TaskExecutor,
         comm: GroupFreeComm,
         migration: MigrationLane,
+        claims: Claims,
+        monitor: CompletionMonitor,
     ) -> None:
         self.rank = rank
         self.executor = executor
         self.comm = comm
-        self.reports = Reports(events, open_socket(context, zmq.PUSH, config.address("results")))
+        self.reports = reports
         self.made_by = migration.made_by
+        self._incarnation = incarnation
+        self._inbox = inbox
         self._migration = migration
-        self._commands = open_socket(context, zmq.PULL, config.rank_address("compute", rank))
-        self._decode = msg.decoder(msg.ComputeMessage)
-        self._claims = Claims(config.claims_dir)
-        self._monitor = make_monitor(executor.device)
+        self._claims = claims
+        self._monitor = monitor
+        self._payloads: dict[str, bytes] = {}
+        self._generation = 0  # the highest of an edge of this lane
         # Only the last ones are asked about: what is queued behind a task comes right after it.
         self._failed: deque[int] = deque(maxlen=4)
 
     def run(self) -> None:
         try:
-            while (data := wait_for_command(self._commands)) is not None:
-                match self._decode.decode(data):
-                    case msg.Run() as run:
-                        if self._is_to_run(run.command):
-                            self._run(run)
-                    case msg.Reset(command):
-                        self._monitor.drain()
-                        reset_edges(self.comm, command)
-                        self.reports.tell(msg.ResetDone(command.reset_id, self.rank))
-                    case msg.Call() as call:
+            while (message := self._inbox.get()) is not None:
+                match message:
+                    case RunTask():
+                        if self._is_to_run(message):
+                            self._run(message)
+                    case msg.Payloads(dispatch_id, by_request):
+                        if dispatch_id >= self._inbox.first_id:
+                            self._payloads = by_request
+                    case ResetEdges():
+                        if message.reset_id >= self._inbox.first_id:
+                            self._reset_edges(message)
+                    case msg.Call():
                         # It may change what tasks work with: weights, for example.
                         self._monitor.drain()
-                        self.reports.tell(self._call(call))
+                        self.reports.tell(self._call(message))
+                    case msg.Reconnect(first_id):
+                        self._reconnect(first_id)
                     case msg.Stop():
                         return
         finally:
@@ -112,6 +99,8 @@ class ComputeLane:
 
     def _is_to_run(self, command: RunTask) -> bool:
         """Whether to run a task; one that was queued may have been withdrawn, or not be possible any more."""
+        if command.dispatch_id < self._inbox.first_id:
+            return False
         if command.after is None:
             return True
         if not self.has_failed(command.after):
@@ -122,14 +111,14 @@ class ComputeLane:
             self._failed.append(command.dispatch_id)
             self.comm.abort(command.layout.ranks)
             error = f"{_names(command)} cannot run on rank {self.rank}: the task before it failed there"
-            self.reports.tell(msg.RunFailed(command.dispatch_id, self.rank, error, 500, caused_by_peer=True))
+            self.reports.tell(TaskFailed(command.dispatch_id, self.rank, error, caused_by_peer=True))
             return False
-        self.reports.tell(msg.RunSkipped(command.dispatch_id, self.rank))
+        self.reports.tell(msg.TaskSkipped(command.dispatch_id, self.rank))
         return False
 
-    def _run(self, run: msg.Run) -> None:
-        command = run.command
+    def _run(self, command: RunTask) -> None:
         work = TaskWork(self, command)
+        payloads, self._payloads = self._payloads, {}
         try:
             own = [move.migration_id for move in command.migrations if self.rank in move.ranks]
             self._migration.wait_for(own)
@@ -137,15 +126,19 @@ class ComputeLane:
             work.fail(error)
         self._monitor.begin(work)
         if work.error is None:
-            outputs = [name for task in command.tasks for name in task.outputs]
-            self.made_by.note(outputs, command.dispatch_id)
+            self.made_by.note(work.outputs, command.dispatch_id)
             try:
-                work.results = self.executor.execute(command.tasks, command.layout, run.payloads)
+                work.results = self.executor.execute(command.tasks, command.layout, payloads)
                 if self.rank == command.layout.ranks[0]:
                     work.views = self.executor.output_views(command.tasks)
             except Exception as error:
                 work.fail(error)
         self._monitor.end(work)
+
+    def _reset_edges(self, command: ResetEdges) -> None:
+        self._monitor.drain()
+        self._generation = max(self._generation, reset_edges(self.comm, command))
+        self.reports.tell(EdgesReset(command.reset_id, self.rank))
 
     def _call(self, call: msg.Call) -> msg.CallReply:
         try:
@@ -154,14 +147,22 @@ class ComputeLane:
             logger.exception("rank %d: call of %s failed", self.rank, call.method)
             return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())
 
+    def _reconnect(self, first_id: int) -> None:
+        """Both lanes are through with what the last control process wanted: say what has come of it."""
+        self._monitor.drain()
+        generation = max(self._generation, self._migration.await_reconnected(first_id))
+        sound = [held for held in self.executor.holdings() if self.made_by.is_sound(held.artifact)]
+        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, tuple(sound), generation))
+
 
 class TaskWork:
-    """One dispatch on this rank, from its launch to its report."""
+    """One dispatch on this rank, from its launch to what is told of it. Either way it is told exactly once."""
 
     def __init__(self, lane: ComputeLane, command: RunTask) -> None:
         self.error: Exception | None = None
         self.results: Callable[[], dict[str, bytes]] = dict
         self.views: tuple[tuple[str, ArtifactView], ...] = ()
+        self.outputs = [name for task in command.tasks for name in task.outputs]
         self._lane = lane
         self._command = command
         self._num_failures = lane.comm.num_failures
@@ -169,15 +170,16 @@ class TaskWork:
 
     def fail(self, error: Exception) -> None:
         self.error = error
+        self._lane.made_by.distrust(self.outputs)
         self._lane.note_failure(self._command, error)
 
     def started(self, at_s: float) -> None:
         self._started_s = at_s
-        self._lane.reports.tell(msg.RunStarted(self._command.dispatch_id, self._lane.rank, at_s))
+        self._lane.reports.tell(TaskStarted(self._command.dispatch_id, self._lane.rank))
 
     def dispatched(self, at_s: float) -> None:
         self._dispatched_s = at_s
-        self._lane.reports.tell(msg.RunDispatched(self._command.dispatch_id, self._lane.rank, at_s))
+        self._lane.reports.tell(TaskDispatched(self._command.dispatch_id, self._lane.rank))
 
     def finished(self, at_s: float) -> None:
         lane, command = self._lane, self._command
@@ -189,8 +191,9 @@ class TaskWork:
             except Exception as error:
                 self.fail(error)
         if self.error is None:
+            seconds = at_s - self._started_s
             lane.reports.tell(
-                msg.RunDone(command.dispatch_id, lane.rank, self._dispatched_s, self._started_s, at_s, self.views)
+                TaskFinished(command.dispatch_id, lane.rank, seconds, self.views, self._dispatched_s, at_s)
             )
         else:
             lane.reports.tell(self._failure(self.error))
@@ -211,12 +214,12 @@ class TaskWork:
                 f"{_names(self._command)} ran while a collective of rank {self._lane.rank} failed"
             )
 
-    def _failure(self, error: Exception) -> msg.RunFailed:
+    def _failure(self, error: Exception) -> TaskFailed:
         command, rank = self._command, self._lane.rank
         known = isinstance(error, TaskError)
         text = str(error) if known else f"{_names(command)} failed on rank {rank}: {type(error).__name__}: {error}"
         status_code = error.status_code if isinstance(error, TaskError) else 500
-        return msg.RunFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _CAUSED_BY_PEER))
+        return TaskFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _CAUSED_BY_PEER))
 
 
 # What says nothing about the task itself: it may run again.

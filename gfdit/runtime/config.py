@@ -17,10 +17,13 @@ def make_run_dir(prefix: str = "gfdit-") -> Path:
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """``run_dir`` holds the sockets. ``worker`` is ``module:function``, called in each worker process as
-    ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``.
-    A worker that ends, is silent for ``heartbeat_timeout_s`` or is stuck in a task (for ``task_timeout_s``, see
+    ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``. A worker that
+    ends, is silent for ``heartbeat_timeout_s`` or is stuck in a task (for ``task_timeout_s``, see
     :mod:`gfdit.runtime.time_limits`) is replaced if ``restart_workers``, but not after ``max_restarts`` in a row
-    that never became ready. ``incarnation`` counts the processes of a worker's rank.
+    that never became ready. ``incarnation`` counts the processes of a worker's rank, ``epoch`` those that have
+    been the control process: one that ends, or is silent for ``control_timeout_s`` and as long as a policy may
+    think, is replaced, but not after ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is
+    done without.
     """
 
     run_dir: str
@@ -46,7 +49,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float = 10.0
     task_timeout_s: float = 60.0
     incarnation: int = 0
-    policy_timeout_s: float = 5.0
+    epoch: int = 0
+    policy_timeout_s: float = 2.0
+    without_policy: bool = False
+    control_timeout_s: float = 5.0
+    max_control_restarts: int = 3
     comm_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
 
@@ -55,8 +62,27 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Where the ranks agree on which queued tasks run."""
         return str(Path(self.run_dir) / "claims")
 
+    @property
+    def policy_mark_path(self) -> Path:
+        """See :class:`~gfdit.runtime.policy_guard.GuardedPolicy`."""
+        return Path(self.run_dir) / "thinking"
+
+    @property
+    def lease_path(self) -> Path:
+        """Of the pipe by whose end every process learns that the server has ended."""
+        return Path(self.run_dir) / "lease"
+
+    @property
+    def first_id(self) -> int:
+        """Numbers of dispatches, copies and resets begin here: above all those of the control process before."""
+        return self.epoch << 32
+
+    @property
+    def engine_address(self) -> str:
+        return self.address(f"engine{self.epoch}")
+
     def address(self, name: str) -> str:
-        """ZeroMQ address of a socket: ``engine``, ``results``, ``events``, ..."""
+        """ZeroMQ address of a socket: ``results``, ``events``, ..."""
         return f"ipc://{Path(self.run_dir) / name}"
 
     def rank_address(self, queue: str, rank: int) -> str:

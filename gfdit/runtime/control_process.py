@@ -1,282 +1,460 @@
-"""The control process: drives the control plane from sockets, one thread, no polling.
+"""The control process: drives the control plane, one thread, no polling.
 
 Started by the engine as ``python -m gfdit.runtime.control_process`` with its :class:`RuntimeConfig` on standard
-input. End of file there means that the engine has closed or is gone, and everything stops.
+input. End of file there means that the engine has closed or is gone, and everything stops. If this process itself
+ends in any other way, or hangs, the workers stay: the engine starts another one, which goes on with what they
+hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
+import os
 import shutil
 import signal
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import zmq
 
-from gfdit.core import Request, TaskGraph
+from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import CostTable
 from gfdit.runtime import messages as msg
-from gfdit.runtime.calls import PendingCalls
 from gfdit.runtime.claims import Claims
-from gfdit.runtime.command_sender import CommandSender
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.plane import make_plane, open_recording
-from gfdit.runtime.rank_queues import RankQueues
-from gfdit.runtime.sockets import open_socket, received
+from gfdit.runtime.sockets import Arrived, ControlPort, ControlSockets
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
 from gfdit.runtime.task_timeline import TaskTimeline
 from gfdit.runtime.time_limits import TimeLimits
-from gfdit.runtime.usage import UsageReports
 
 logger = logging.getLogger("gfdit.control")
 
+ALIVE_INTERVAL_S = 0.5
+USAGE_INTERVAL_S = 0.5
+ENGINE_SILENT_S = 30.0
+# Workers that are still at a step are not waited for by requests that need them not.
+RECONNECT_S = 2.0
+# Above any generation that an edge can be in of which no worker has told.
+GENERATIONS_AHEAD = 64
+_CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
+
 
 class ControlProcess:
-    """Sockets, clock and workers around one :class:`~gfdit.core.control.ControlPlane`."""
+    """Workers and engine around one :class:`~gfdit.core.control.ControlPlane`.
 
-    def __init__(self, config: RuntimeConfig) -> None:
-        self.config = config
+    Everything it knows of the world comes through ``port``, ``supervisor`` and ``clock``.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        port: ControlPort,
+        supervisor: Supervisor,
+        claims: Claims,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         costs = None if config.costs_path is None else CostTable.load(config.costs_path)
+        self.config = config
         self.plane = make_plane(config, costs)
-        self._usage = UsageReports(self.plane, config.num_ranks)
+        self.stopping = False
+        self._port = port
+        self._supervisor = supervisor
+        self._claims = claims
+        self._clock = clock
+        self._limits = TimeLimits(config, clock)
         self._recording = open_recording(config, costs)
         self._timeline = (
             TaskTimeline(config.timeline_path, config.num_ranks, self.plane) if config.timeline_path else None
         )
-        self._context = zmq.Context()
-        self._engine = open_socket(self._context, zmq.PAIR, config.address("engine"))
-        self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
-        self._queues = RankQueues(self._context, config)
-        self._decode_engine = msg.decoder(msg.EngineMessage)
-        self._decode_worker = msg.decoder(msg.WorkerMessage)
-        self._supervisor = Supervisor(config)
-        self._limits = TimeLimits(config, time.monotonic)
-        self._poller = zmq.Poller()
-        Path(config.claims_dir).mkdir()
-        self._sender = CommandSender(
-            self.plane, self._engine, self._queues, Claims(config.claims_dir), self._limits, self._timeline
-        )
+        self._payloads: dict[str, bytes] = {}  # of requests, for their first tasks
+        self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
+        self._withdrawn: deque[int] = deque()  # dispatches of which the plane has still to hear
         self._calls = PendingCalls()
-        self._stopping = False
-        self._worker_ended = False
-        self._failed = False
+        self._late: dict[
+            int, float
+        ] = {}  # workers of the last control process, and how long they may be at a step
+        self._wake_at_s: float | None = None
+        self._alive_at_s = self._usage_at_s = 0.0
+        self._usage = [0] * config.num_ranks
+        self._engine_heard_s = clock()
+        self._engine_silent = False
+        self._senders: dict[type, Callable[[Any], None]] = {
+            cmd.RunTask: self._send_run,
+            cmd.WithdrawTask: self._withdraw,
+            cmd.Migrate: self._send_migrate,
+            cmd.FreeArtifacts: lambda c: port.send("migration", c.ranks, c),
+            cmd.ResetEdges: lambda c: port.send(c.lane, c.ranks, c),
+            cmd.StartRequest: port.tell,
+            cmd.CompleteRequest: self._send_end,
+            cmd.CancelRequest: self._send_end,
+            cmd.FailRequest: self._send_end,
+            cmd.RejectRequest: self._send_end,
+            cmd.ReportFault: lambda c: logger.error("%s", c.message),
+            cmd.WakeAt: self._set_wake,
+        }
 
     # Life
 
     def run(self) -> None:
-        """Start the workers, then serve until the engine says stop or goes away."""
-        try:
-            for source in (self._engine, self._events, sys.stdin.fileno()):
-                self._poller.register(source, zmq.POLLIN)
-            for rank in range(self.config.num_ranks):
-                self._start_worker(rank)
-            self._await_workers()
-            self._sender.tell(msg.Ready())
-            self._serve()
-        except WorkerDiedError as error:
-            logger.error("%s", error)
-            self._failed = True
-            self._sender.tell(msg.Fatal(str(error)))
-        except Exception as error:
-            logger.exception("the control process fails")
-            self._failed = True
-            self._sender.tell(msg.Fatal(f"control process: {type(error).__name__}: {error}"))
-        finally:
-            self._shut_down()
+        """Start or find the workers, then serve until the engine says stop or goes away.
 
-    def _await_workers(self) -> None:
+        Raises :class:`WorkerDiedError` if there is no worker to serve with.
+        """
+        if self.config.epoch:
+            self._reconnect()
+        else:
+            self._start_all()
+        if not self.stopping:
+            self._port.tell(msg.Ready())
+        while not self.stopping:
+            self.turn()
+
+    def shut_down(self, *, failed: bool = False) -> None:
+        self._port.send("compute", tuple(self._supervisor.workers), msg.Stop())
+        self._port.send("migration", tuple(self._supervisor.workers), msg.Stop())
+        # After a failure its peers may sit in a collective until their time-out.
+        self._supervisor.stop(grace_s=1.0 if failed else 10.0)
+        self.close_files()
+        self._port.close()
+
+    def close_files(self) -> None:
+        for file in (self._timeline, self._recording):
+            if file is not None:
+                file.close()
+
+    def _start_all(self) -> None:
+        for rank in range(self.config.num_ranks):
+            self._start_worker(rank)
         waiting = set(range(self.config.num_ranks))
-        deadline_s = time.monotonic() + self.config.start_timeout_s
-        while waiting and not self._stopping:
-            if time.monotonic() > deadline_s:
-                raise WorkerDiedError(
-                    f"workers {sorted(waiting)} not ready after {self.config.start_timeout_s:.0f} s"
-                )
-            self._wait(1.0)
-            for message in received(self._events, self._decode_worker):
+        deadline_s = self._clock() + self.config.start_timeout_s
+        while waiting and not self.stopping:
+            if self._clock() > deadline_s:
+                seconds = self.config.start_timeout_s
+                raise WorkerDiedError(f"workers {sorted(waiting)} not ready after {seconds:.0f} s")
+            arrived = self._wait(ALIVE_INTERVAL_S)
+            for message in arrived.from_workers:
                 if isinstance(message, msg.WorkerFailed):
                     raise WorkerDiedError(f"worker {message.rank} failed to start: {message.error}")
                 if isinstance(message, msg.WorkerReady):
                     self._supervisor.hear(message.rank, message.incarnation, ready=True)
-                    self._queues.await_connected(message.rank)
                     waiting.discard(message.rank)
             if ended := self._supervisor.ended():
                 raise WorkerDiedError("; ".join(f"rank {rank}: {how}" for rank, how in ended.items()))
-            self._take_engine_messages()
+            for engine_message in arrived.from_engine:
+                self._on_engine(engine_message)
 
-    def _serve(self) -> None:
-        while not self._stopping:
-            looks_ahead = self.plane.wants_to_look_ahead
-            self._wait(0.0 if looks_ahead else self._seconds_to_wake())
-            ended = self._supervisor.ended() if self._worker_ended else {}
-            messages = received(self._events, self._decode_worker)
-            for message in messages:
-                self._on_worker(message)
-            # After what they had still to say.
-            for rank, how in (self._limits.overdue() | self._supervisor.silent() | ended).items():
-                self._lose_worker(rank, how)
-            self._take_engine_messages()
-            if looks_ahead and not messages:
-                self._feed(ev.LookAhead())
-            if self.plane.idle:
-                self.plane.check_integrity()
-            if self._sender.wake_at_s is not None and time.monotonic() >= self._sender.wake_at_s:
-                self._sender.wake_at_s = None
-                self._feed(ev.WakeUp())
-            if report := self._usage.due():
-                self._sender.tell(report)
+    def _reconnect(self) -> None:
+        """Go on where a control process has ended: with the workers that are there, and what they hold.
 
-    def _shut_down(self) -> None:
-        self._queues.stop()
-        # After a failure its peers may sit in a collective until their time-out.
-        self._supervisor.stop(grace_s=1.0 if self._failed else 10.0)
-        if self._timeline is not None:
-            self._timeline.close()
-        if self._recording is not None:
-            self._recording.close()
-        self._context.destroy(linger=500)
-        # The engine does this too, unless it was killed.
-        shutil.rmtree(self.config.run_dir, ignore_errors=True)
+        The engine submits again what is alive. Every number below the first one of this process is of the past.
+        """
+        config, port = self.config, self._port
+        awaited = {rank for rank in range(config.num_ranks) if self._supervisor.adopt(rank)}
+        for rank in range(config.num_ranks):
+            port.renew(rank, self._supervisor.config_of(rank))
+        for queue in ("watch", "migration", "compute"):
+            port.send(queue, tuple(awaited), msg.Reconnect(config.first_id))
+        ready: dict[int, msg.WorkerReady] = {}
+        alive: list[msg.Submit] = []
+        rest: list[msg.EngineMessage] = []
+        told = False
+        deadline_s = self._clock() + RECONNECT_S
+        while not self.stopping and not (told and (awaited <= ready.keys() or self._clock() > deadline_s)):
+            arrived = self._wait(ALIVE_INTERVAL_S / 5)
+            for message in arrived.from_workers:
+                if isinstance(message, msg.WorkerReady) and message.rank in awaited:
+                    self._supervisor.hear(message.rank, message.incarnation, ready=True)
+                    ready[message.rank] = message
+                elif isinstance(message, msg.Heartbeat):
+                    self._supervisor.hear(message.rank, message.incarnation)
+            for engine_message in arrived.from_engine:
+                match engine_message:
+                    case msg.Submit() if not told:
+                        alive.append(engine_message)
+                    case msg.Resubmitted():
+                        told = True
+                    case _:
+                        rest.append(engine_message)
+            awaited -= self._supervisor.ended().keys()
+        if self.stopping:
+            return
+        self._claims.forget_before(config.first_id)
+        for submit in alive:
+            self._payloads[submit.request.id] = submit.payload
+        generation = max([message.generation for message in ready.values()], default=0) + GENERATIONS_AHEAD
+        self._feed(
+            ev.Reconnected(
+                tuple((submit.request, submit.graph) for submit in alive),
+                tuple(
+                    (rank, tuple((held.artifact, held.layout, held.view) for held in ready[rank].holdings))
+                    for rank in sorted(ready)
+                ),
+                generation,
+            )
+        )
+        logger.warning(
+            "control process %d goes on with ranks %s and %d requests", config.epoch, sorted(ready), len(alive)
+        )
+        for engine_message in rest:
+            self._on_engine(engine_message)
+        for rank, how in self._supervisor.ended().items():
+            self._lose_worker(rank, how)
+        self._late = dict.fromkeys(awaited - ready.keys(), self._clock() + config.task_timeout_s)
+        for rank in range(config.num_ranks):
+            if rank not in self._supervisor.workers and self._supervisor.plan_start(rank):
+                self._start_worker(rank)
+        if not self._supervisor.any_to_come:
+            raise WorkerDiedError("no worker is left")
+
+    def turn(self) -> None:
+        """Wait for what comes next, and answer it."""
+        looks_ahead = self.plane.wants_to_look_ahead
+        arrived = self._wait(0.0 if looks_ahead else self._seconds_to_wake())
+        ended = self._supervisor.ended()
+        for message in arrived.from_workers:
+            self._on_worker(message)
+        # After what they had still to say.
+        now_s = self._clock()
+        late = {rank: "still at an old task" for rank, limit_s in self._late.items() if now_s > limit_s}
+        for rank, how in (self._limits.overdue() | late | self._supervisor.silent() | ended).items():
+            self._lose_worker(rank, how)
+        for rank in self._supervisor.due():
+            self._start_worker(rank)
+        for engine_message in arrived.from_engine:
+            self._on_engine(engine_message)
+        if looks_ahead and not arrived.from_workers:
+            self._feed(ev.LookAhead())
+        if self.plane.idle:
+            self.plane.check_integrity()
+        if self._wake_at_s is not None and self._clock() >= self._wake_at_s:
+            self._wake_at_s = None
+            self._feed(ev.WakeUp())
+        self._report_usage()
 
     # Waiting
 
-    def _wait(self, timeout_s: float | None) -> None:
-        """Sleep until a socket, a worker's end, the engine's end or the timeout."""
-        # Rounded up: waking a moment early would only mean another round.
-        ready = dict(self._poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
-        self._stopping |= sys.stdin.fileno() in ready
-        self._worker_ended = not ready.keys().isdisjoint(self._supervisor.sentinels)
+    def _wait(self, timeout_s: float) -> Arrived:
+        """Until something comes, or for ``timeout_s``; and say that this process is alive."""
+        now_s = self._clock()
+        if now_s >= self._alive_at_s:
+            self._alive_at_s = now_s + ALIVE_INTERVAL_S
+            self._port.tell(msg.Alive())
+        arrived = self._port.wait(timeout_s, self._supervisor.sentinels)
+        self.stopping |= arrived.ended
+        self._note_engine(bool(arrived.from_engine))
+        return arrived
+
+    def _note_engine(self, heard: bool) -> None:
+        """Nothing follows from its silence but that it is said: its end is noticed otherwise."""
+        now_s = self._clock()
+        if heard:
+            if self._engine_silent:
+                logger.warning("the engine is heard again after %.0f s", now_s - self._engine_heard_s)
+            self._engine_heard_s, self._engine_silent = now_s, False
+        elif not self._engine_silent and now_s - self._engine_heard_s > ENGINE_SILENT_S:
+            self._engine_silent = True
+            logger.error("the engine has not been heard for %.0f s", ENGINE_SILENT_S)
 
     def _seconds_to_wake(self) -> float:
-        """Until the policy wants to be asked, and not longer than a worker may be silent unnoticed."""
-        until_check_s = self.config.heartbeat_timeout_s / 10
-        wake_at_s = self._sender.wake_at_s
-        return until_check_s if wake_at_s is None else min(wake_at_s - time.monotonic(), until_check_s)
+        """Until the policy wants to be asked or a rank is to start, and not longer than anybody may be silent."""
+        longest_s = min(self.config.heartbeat_timeout_s / 10, ALIVE_INTERVAL_S)
+        moments_s = [at_s for at_s in (self._wake_at_s, self._supervisor.next_start_s) if at_s is not None]
+        return max(0.0, min([longest_s, *[at_s - self._clock() for at_s in moments_s]]))
 
     # Workers that come and go
 
     def _start_worker(self, rank: int) -> None:
+        self._port.renew(rank, self._supervisor.config_of(rank))
         self._supervisor.start(rank)
-        self._poller.register(self._supervisor.workers[rank].process.sentinel, zmq.POLLIN)
 
     def _lose_worker(self, rank: int, how: str) -> None:
-        """Go on without a rank, and have it replaced. Raises :class:`WorkerDiedError` if none is left."""
+        """Go on without a rank, and have it replaced. Raises :class:`WorkerDiedError` if none is to come."""
         if rank not in self._supervisor.workers:
             return
         logger.error("rank %d is lost: %s", rank, how)
-        self._poller.unregister(self._supervisor.workers[rank].process.sentinel)
+        self._late.pop(rank, None)
         self._supervisor.remove(rank)
         self._limits.forget(rank)
-        self._queues.renew(rank, self._supervisor.config_of(rank))
-        for peer in self._supervisor.workers:
-            self._queues.send("watch", peer, msg.PeerLost(rank))
+        self._port.send("watch", tuple(self._supervisor.workers), msg.PeerLost(rank))
         for call in self._calls.lose(rank):
-            self._sender.tell(call)
-        self._sender.lose(rank)
+            self._port.tell(call)
+        for dispatch_id in list(self._to_come):
+            self._passed(dispatch_id, rank)
         self._feed(ev.RankLost(rank, how))
-        if self._supervisor.may_restart(rank):
-            self._start_worker(rank)
-        elif self._supervisor.workers:
+        if not self._supervisor.plan_start(rank):
             logger.error("rank %d is not started again; the others go on", rank)
-        else:
-            raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
+            if not self._supervisor.any_to_come:
+                raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
 
-    def _on_ready(self, rank: int, incarnation: int) -> None:
-        if self._supervisor.hear(rank, incarnation, ready=True):
-            self._queues.await_connected(rank)
-            logger.info("rank %d is back", rank)
-            self._feed(ev.RankJoined(rank))
+    def _on_ready(self, message: msg.WorkerReady) -> None:
+        rank = message.rank
+        if not self._supervisor.hear(rank, message.incarnation, ready=True):
+            return
+        self._late.pop(rank, None)
+        if message.holdings:  # it has come too late for the others to go on from that
+            names = tuple(held.artifact for held in message.holdings)
+            self._port.send("migration", (rank,), cmd.FreeArtifacts((rank,), names, self.config.first_id))
+        logger.info("rank %d is back", rank)
+        self._feed(ev.RankJoined(rank))
 
     # Input
 
-    def _take_engine_messages(self) -> None:
-        for message in received(self._engine, self._decode_engine):
-            match message:
-                case msg.Submit(request, graph, payload):
-                    self._submit(request, graph, payload)
-                case msg.Cancel(request_id):
-                    self._feed(ev.RequestCancelled(request_id))
-                case msg.CallWorkers(call_id, ranks, method, payload):
-                    self._calls.add(call_id, ranks)
-                    for rank in ranks:
-                        if rank not in self.plane.state.ranks.lost:
-                            self._limits.called(rank)
-                            self._queues.send("compute", rank, msg.Call(call_id, method, payload))
-                        elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
-                            self._sender.tell(done)
-
-    def _submit(self, request: Request, graph: TaskGraph, payload: bytes) -> None:
-        payloads = self._sender.payloads
-        of_alive = payloads.get(request.id)  # one with the same id goes on undisturbed
-        payloads[request.id] = payload
-        try:
-            self._feed(ev.RequestArrived(request, graph))
-        except ValueError as error:
-            del payloads[request.id]
-            if of_alive is not None:
-                payloads[request.id] = of_alive
-            self._sender.tell(msg.Ended(request.id, "failed", str(error)))
+    def _on_engine(self, message: msg.EngineMessage) -> None:
+        match message:
+            case msg.Submit(request, graph, payload):
+                of_alive = self._payloads.get(request.id)  # one with the same id goes on undisturbed
+                self._payloads[request.id] = payload
+                try:
+                    self._feed(ev.RequestArrived(request, graph))
+                except ValueError as error:
+                    del self._payloads[request.id]
+                    if of_alive is not None:
+                        self._payloads[request.id] = of_alive
+                    self._port.tell(cmd.FailRequest(request.id, str(error)))
+            case ev.RequestCancelled():
+                self._feed(message)
+            case msg.CallWorkers(call_id, ranks, method, payload):
+                self._calls.add(call_id, ranks)
+                for rank in ranks:
+                    if rank not in self.plane.state.ranks.lost:
+                        self._limits.called(rank)
+                        self._port.send("compute", (rank,), msg.Call(call_id, method, payload))
+                    elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
+                        self._port.tell(done)
+            case msg.Alive() | msg.Resubmitted():
+                pass
 
     def _on_worker(self, message: msg.WorkerMessage) -> None:
         match message:
-            case msg.RunStarted(dispatch_id, rank):
+            case ev.TaskStarted(_, rank) | ev.TaskDispatched(_, rank):
                 self._limits.got_on(rank)
-                self._feed(ev.TaskStarted(dispatch_id, rank))
-            case msg.RunDispatched(dispatch_id, rank):
-                self._limits.got_on(rank)
-                self._feed(ev.TaskDispatched(dispatch_id, rank))
-            case msg.RunSkipped(dispatch_id, rank):
-                self._passed(dispatch_id, rank)
-            case msg.RunDone(dispatch_id, rank, _, started_s, finished_s, views):
+                self._feed(message)
+            case ev.TaskFinished(dispatch_id, rank):
                 self._passed(dispatch_id, rank, done=True)
+                self._supervisor.worked(rank)
                 if self._timeline is not None:
                     self._timeline.ran(message)
-                self._feed(ev.TaskFinished(dispatch_id, rank, finished_s - started_s, views))
-            case msg.RunFailed(dispatch_id, rank, error, status_code, caused_by_peer):
+                self._feed(message)
+            case ev.TaskFailed(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
-                self._feed(ev.TaskFailed(dispatch_id, rank, error, status_code, caused_by_peer))
-            case msg.MoveDone(migration_id, rank, num_bytes, started_s, finished_s, error, caused_by_peer):
+                self._feed(message)
+            case ev.MigrationFinished():
                 if self._timeline is not None:
                     self._timeline.moved(message)
-                seconds = finished_s - started_s
-                self._feed(ev.MigrationFinished(migration_id, rank, seconds, num_bytes, error, caused_by_peer))
-            case msg.ResetDone(reset_id, rank):
-                self._feed(ev.EdgesReset(reset_id, rank))
+                self._feed(message)
+            case ev.EdgesReset():
+                self._feed(message)
+            case msg.TaskSkipped(dispatch_id, rank):
+                self._passed(dispatch_id, rank)
             case msg.CallReply(call_id, rank, ok, value):
                 self._limits.answered(rank)
                 if done := self._calls.reply(call_id, rank, ok, value):
-                    self._sender.tell(done)
+                    self._port.tell(done)
             case msg.Heartbeat(rank, incarnation):
                 self._supervisor.hear(rank, incarnation)
-            case msg.WorkerReady(rank, incarnation):
-                self._on_ready(rank, incarnation)
+            case msg.WorkerReady():
+                self._on_ready(message)
             case msg.WorkerFailed(rank, incarnation, error):
                 if self._supervisor.hear(rank, incarnation):
                     self._lose_worker(rank, error)
 
     def _passed(self, dispatch_id: int, rank: int, *, done: bool = False) -> None:
-        """A rank has a dispatch behind it."""
+        """A rank has a dispatch behind it; after the last one, nobody asks any more whether it runs."""
         self._limits.over(rank, dispatch_id, done=done)
-        self._sender.passed(dispatch_id, rank)
+        if (to_come := self._to_come.get(dispatch_id)) is not None:
+            to_come.discard(rank)
+            if not to_come:
+                del self._to_come[dispatch_id]
+                self._claims.forget(dispatch_id)
 
     def _feed(self, event: ev.Event) -> None:
-        now_s = time.monotonic()
+        """Hand an event in, and send what follows."""
+        now_s = self._clock()
         recording = self._recording
         commands = recording.handle(self.plane, event, now_s) if recording else self.plane.handle(event, now_s)
         for command in commands:
-            self._sender.send(command)
+            self._senders[type(command)](command)
         if self._timeline is not None and isinstance(event, _CLOSING):
             self._timeline.forget_ended()
-        while self._sender.withdrawn:
-            self._feed(ev.TaskWithdrawn(self._sender.withdrawn.popleft()))
+        while self._withdrawn:
+            self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
+
+    # Output: each command where it belongs, in the order given; nothing here waits
+
+    def _send_run(self, command: cmd.RunTask) -> None:
+        now_s = self._clock()
+        if self._timeline is not None:
+            self._timeline.sent(command, now_s)
+        record = self.plane.state.dispatches[command.dispatch_id]
+        self._limits.emitted(record, record.expected_s or record.ends_s - now_s)
+        ranks = command.layout.ranks
+        if command.after is not None:
+            self._to_come[command.dispatch_id] = set(ranks)
+        if roots := [task.request_id for task in command.tasks if not task.inputs]:
+            payloads = {request_id: self._payloads[request_id] for request_id in roots}
+            self._port.send("compute", ranks, msg.Payloads(command.dispatch_id, payloads))
+        self._port.send("compute", ranks, command)
+
+    def _withdraw(self, command: cmd.WithdrawTask) -> None:
+        if self._claims.withdraw(command.dispatch_id):
+            self._withdrawn.append(command.dispatch_id)
+
+    def _send_migrate(self, command: cmd.Migrate) -> None:
+        if self._timeline is not None:
+            self._timeline.sent_copy(command)
+        self._port.send("migration", command.ranks, command)
+
+    def _send_end(self, command: msg.RequestEnd) -> None:
+        self._payloads.pop(command.request_id, None)
+        self._port.tell(command)
+
+    def _set_wake(self, command: cmd.WakeAt) -> None:
+        self._wake_at_s = command.at_s
+
+    def _report_usage(self) -> None:
+        """At most one report in ``USAGE_INTERVAL_S``, but always one when the last request has ended."""
+        now_s = self._clock()
+        if now_s < self._usage_at_s and self.plane.state.requests:
+            return
+        held = self.plane.state.artifact_bytes()
+        by_rank = [held.get(rank, 0) for rank in range(len(self._usage))]
+        if by_rank != self._usage:
+            self._usage, self._usage_at_s = by_rank, now_s + USAGE_INTERVAL_S
+            self._port.tell(msg.ArtifactBytes(by_rank))
 
 
-_CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
+@dataclass(slots=True)
+class PendingCalls:
+    """``add`` a call for some ranks; ``reply`` returns the collected answer with the last reply."""
+
+    _open: dict[int, dict[int, tuple[bool, bytes] | None]] = field(default_factory=dict)
+
+    def add(self, call_id: int, ranks: tuple[int, ...]) -> None:
+        self._open[call_id] = dict.fromkeys(ranks)
+
+    def reply(self, call_id: int, rank: int, ok: bool, value: bytes) -> msg.CallDone | None:
+        if (replies := self._open.get(call_id)) is None or replies.get(rank) is not None:
+            return None  # answered for it, since it was lost
+        replies[rank] = (ok, value)
+        collected = [reply for reply in replies.values() if reply is not None]
+        if len(collected) < len(replies):
+            return None
+        del self._open[call_id]
+        return msg.CallDone(call_id, collected)
+
+    def lose(self, rank: int) -> list[msg.CallDone]:
+        """``rank`` will not answer any more; returns the calls that this completes."""
+        waiting = [call_id for call_id, replies in self._open.items() if rank in replies]
+        done = [self.reply(call_id, rank, False, f"rank {rank} was lost".encode()) for call_id in waiting]
+        return [call for call in done if call is not None]
 
 
 def main() -> None:
@@ -285,7 +463,32 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=RuntimeConfig)
-    ControlProcess(config).run()
+    port = ControlSockets(config)
+    try:
+        claims = Claims.create(Path(config.claims_dir))
+        process = ControlProcess(config, port, Supervisor(config), claims)
+    except Exception as error:
+        logger.exception("the control process cannot start")
+        port.tell(msg.Fatal(f"the control process cannot start: {type(error).__name__}: {error}"))
+        port.close()
+        return
+    try:
+        process.run()
+    except WorkerDiedError as error:
+        logger.error("%s", error)
+        port.tell(msg.Fatal(str(error)))
+        process.shut_down(failed=True)
+    except Exception:
+        # The workers are not told: another control process goes on with them.
+        logger.exception("the control process fails")
+        with contextlib.suppress(Exception):
+            process.close_files()
+        sys.stderr.flush()
+        os._exit(1)
+    else:
+        process.shut_down()
+    # The engine does this too, unless it was killed.
+    shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

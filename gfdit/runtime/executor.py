@@ -11,6 +11,7 @@ from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts
+from gfdit.runtime.messages import Holding
 
 Results = Callable[[], dict[str, bytes]]
 """Called on any thread once the device is done: results by request id, from the task that makes no artifact."""
@@ -48,6 +49,14 @@ class TaskExecutor(Protocol):
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         """Drop artifacts; an unknown one is no error."""
+        ...
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Everything it holds, for a control process that does not know."""
+        ...
+
+    def probe(self) -> None:
+        """Raise unless this rank can still do its work; called after a task of it has failed."""
         ...
 
     def call(self, method: str, payload: bytes) -> bytes:

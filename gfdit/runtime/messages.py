@@ -1,8 +1,9 @@
-"""Messages between engine, control process and workers (msgspec, tagged by type).
+"""What processes tell each other besides the events and commands of the control plane (msgspec, tagged by type).
 
-Engine and control process talk over one pair of sockets. Each rank has two first-in-first-out queues, one per
-lane: ``compute`` (tasks, RPCs, edge resets) and ``migration`` (copies, frees). Prompts, results and RPC
-arguments cross the control process as opaque bytes or not at all.
+A worker sends :mod:`gfdit.core.events` and is sent :mod:`gfdit.core.commands` as they are; the engine is sent the
+commands that concern requests. Each rank has two first-in-first-out queues, one per lane: ``compute`` (tasks,
+calls, edge resets) and ``migration`` (copies, frees), and one for what cannot wait for a lane, ``watch``. Prompts,
+results and arguments of calls cross the control process as opaque bytes or not at all.
 """
 
 from __future__ import annotations
@@ -11,13 +12,37 @@ from typing import Any
 
 import msgspec
 
-from gfdit.core import commands
 from gfdit.core.artifacts.views import ArtifactView
+from gfdit.core.commands import (
+    CancelRequest,
+    CompleteRequest,
+    FailRequest,
+    FreeArtifacts,
+    Migrate,
+    RejectRequest,
+    ResetEdges,
+    RunTask,
+    StartRequest,
+)
+from gfdit.core.events import (
+    EdgesReset,
+    MigrationFinished,
+    RequestCancelled,
+    TaskDispatched,
+    TaskFailed,
+    TaskFinished,
+    TaskStarted,
+)
+from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of every message."""
+
+
+class Alive(Message, frozen=True):
+    """Of engine and control process to each other: nothing else was to be said for a while."""
 
 
 # Engine to control process
@@ -31,8 +56,8 @@ class Submit(Message, frozen=True):
     payload: bytes
 
 
-class Cancel(Message, frozen=True):
-    request_id: str
+class Resubmitted(Message, frozen=True):
+    """To a control process that replaces another: every request that is alive was submitted again before this."""
 
 
 class CallWorkers(Message, frozen=True):
@@ -44,7 +69,7 @@ class CallWorkers(Message, frozen=True):
     payload: bytes
 
 
-EngineMessage = Submit | Cancel | CallWorkers
+EngineMessage = Submit | Resubmitted | RequestCancelled | CallWorkers | Alive
 
 
 # Control process to engine
@@ -52,21 +77,6 @@ EngineMessage = Submit | Cancel | CallWorkers
 
 class Ready(Message, frozen=True):
     """Every worker has loaded the model and waits for tasks."""
-
-
-class Started(Message, frozen=True):
-    request_id: str
-    queue_wait_s: float
-
-
-class Ended(Message, frozen=True):
-    """A request's one terminal message. ``outcome``: completed, cancelled, rejected or failed."""
-
-    request_id: str
-    outcome: str
-    error: str = ""
-    status_code: int = 500
-    retry_after_s: float | None = None
 
 
 class CallDone(Message, frozen=True):
@@ -88,21 +98,18 @@ class Fatal(Message, frozen=True):
     error: str
 
 
-ControlMessage = Ready | Started | Ended | CallDone | ArtifactBytes | Fatal
+RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | Fatal | Alive
 
 
 # Control process to worker
 
 
-class Run(Message, frozen=True):
-    """``payloads`` by request id, only with tasks that have no inputs."""
+class Payloads(Message, frozen=True):
+    """What first tasks of requests are given, by request id; in the queue right before their dispatch."""
 
-    command: commands.RunTask
-    payloads: dict[str, bytes]
-
-
-class Reset(Message, frozen=True):
-    command: commands.ResetEdges
+    dispatch_id: int
+    by_request: dict[str, bytes]
 
 
 class Call(Message, frozen=True):
@@ -111,12 +118,13 @@ class Call(Message, frozen=True):
     payload: bytes
 
 
-class Move(Message, frozen=True):
-    command: commands.Migrate
+class Reconnect(Message, frozen=True):
+    """From a new control process, in every queue: leave all collectives, and say what you hold.
 
+    Commands with numbers below ``first_id`` are of the one before, and are not carried out any more.
+    """
 
-class Free(Message, frozen=True):
-    command: commands.FreeArtifacts
+    first_id: int
 
 
 class Stop(Message, frozen=True):
@@ -124,23 +132,37 @@ class Stop(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """Leave every collective with ``rank``. The only message that does not wait its turn in a lane."""
+    """Leave every collective with ``rank``."""
 
     rank: int
 
 
-ComputeMessage = Run | Reset | Call | Stop
-MigrationMessage = Move | Free | Reset | Stop
+ComputeMessage = Payloads | RunTask | ResetEdges | Call | Reconnect | Stop
+MigrationMessage = Migrate | FreeArtifacts | ResetEdges | Reconnect | Stop
+WatchMessage = PeerLost | Reconnect
 
 
 # Worker to control process. Times are readings of CLOCK_MONOTONIC, the same clock in every process.
 
 
+class Holding(Message, frozen=True, tag=False):
+    """A rank has its part of ``artifact`` under ``layout``."""
+
+    artifact: str
+    layout: ExecutionLayout
+    view: ArtifactView
+
+
 class WorkerReady(Message, frozen=True):
-    """The model is loaded. ``incarnation`` as in :class:`~gfdit.runtime.config.RuntimeConfig`."""
+    """The model is loaded. ``incarnation`` as in :class:`~gfdit.runtime.config.RuntimeConfig`.
+
+    In answer to :class:`Reconnect` also what it holds, and the highest ``generation`` of its edges.
+    """
 
     rank: int
     incarnation: int
+    holdings: tuple[Holding, ...] = ()
+    generation: int = 0
 
 
 class Heartbeat(Message, frozen=True):
@@ -148,65 +170,10 @@ class Heartbeat(Message, frozen=True):
     incarnation: int
 
 
-class RunStarted(Message, frozen=True):
-    """The device has begun a dispatch."""
-
-    dispatch_id: int
-    rank: int
-    started_s: float
-
-
-class RunDispatched(Message, frozen=True):
-    """The host has launched all of a dispatch; the device may still be busy with it, or not have begun."""
-
-    dispatch_id: int
-    rank: int
-    dispatched_s: float
-
-
-class RunSkipped(Message, frozen=True):
+class TaskSkipped(Message, frozen=True):
     """A queued dispatch was withdrawn before this rank came to it."""
 
     dispatch_id: int
-    rank: int
-
-
-class RunDone(Message, frozen=True):
-    """The device is done with a dispatch. ``views`` as in :class:`~gfdit.core.events.TaskFinished`."""
-
-    dispatch_id: int
-    rank: int
-    dispatched_s: float
-    started_s: float
-    finished_s: float
-    views: tuple[tuple[str, ArtifactView], ...] = ()
-
-
-class RunFailed(Message, frozen=True):
-    dispatch_id: int
-    rank: int
-    error: str
-    status_code: int
-    caused_by_peer: bool
-
-
-class MoveDone(Message, frozen=True):
-    """``num_bytes`` have come to this rank. With ``error`` nothing has, and the task that needs it fails.
-
-    ``caused_by_peer``: because a peer did.
-    """
-
-    migration_id: int
-    rank: int
-    num_bytes: int
-    started_s: float
-    finished_s: float
-    error: str = ""
-    caused_by_peer: bool = False
-
-
-class ResetDone(Message, frozen=True):
-    reset_id: int
     rank: int
 
 
@@ -225,19 +192,8 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-WorkerMessage = (
-    WorkerReady
-    | Heartbeat
-    | RunStarted
-    | RunDispatched
-    | RunSkipped
-    | RunDone
-    | RunFailed
-    | MoveDone
-    | ResetDone
-    | CallReply
-    | WorkerFailed
-)
+WorkerEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed | MigrationFinished | EdgesReset
+WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 
 
 class Result(Message, frozen=True):
@@ -250,7 +206,7 @@ class Result(Message, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gfdit.core import ControlPlane, RankRecord
+from gfdit.core import ControlPlane, Policy, RankRecord
 from gfdit.core.cost.table import CostTable, NominalCostModel, TableCostModel
+from gfdit.core.policy.fallback import FirstComeFirstServed
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.runtime.config import RuntimeConfig
@@ -12,15 +13,21 @@ from gfdit.runtime.policy_guard import GuardedPolicy
 
 def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
     """Without ``costs`` times are nominal. Raises ``ValueError`` for a policy that cannot be loaded."""
-    policy = load_policy(config.policy, config.policy_args, config.admission)
+    policy: Policy
+    if config.without_policy:
+        policy = FirstComeFirstServed(config.policy)
+    else:
+        policy = load_policy(config.policy, config.policy_args, config.admission)
+        policy = GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
     return ControlPlane(
-        GuardedPolicy(policy, config.policy_timeout_s),
+        policy,
         [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
         NominalCostModel() if costs is None else TableCostModel(costs),
         run_ahead=config.run_ahead,
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        first_id=config.first_id,
     )
 
 
@@ -38,5 +45,6 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        first_id=config.first_id,
     )
     return RecordingWriter(config.record_path, header)

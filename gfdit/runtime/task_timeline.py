@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
+from gfdit.core.events import MigrationFinished, TaskFinished
 from gfdit.observe.timeline import TimelineWriter
-from gfdit.runtime import messages as msg
 
 
 class _Sent(NamedTuple):
@@ -40,7 +40,7 @@ class TaskTimeline:
         for migration_id in self._copies.keys() - self._plane.migrations.keys():
             del self._copies[migration_id]
 
-    def ran(self, done: msg.RunDone) -> None:
+    def ran(self, done: TaskFinished) -> None:
         if (sent := self._runs.get(done.dispatch_id)) is None:
             return  # the last word of a rank that was lost
         run = sent.command
@@ -52,14 +52,14 @@ class TaskTimeline:
                 kind=str(task.kind),
                 step_index=task.step_index,
                 layout=run.layout,
-                start_s=done.started_s,
+                start_s=done.finished_s - done.seconds,
                 end_s=done.finished_s,
                 decided_s=sent.at_s,
                 dispatched_s=done.dispatched_s,
                 run_ahead=run.after is not None,
             )
 
-    def moved(self, done: msg.MoveDone) -> None:
+    def moved(self, done: MigrationFinished) -> None:
         move = self._copies.get(done.migration_id)
         if move is None or done.error:
             return
@@ -68,7 +68,7 @@ class TaskTimeline:
             artifact=move.artifact,
             request_id=move.request_id,
             ranks=move.ranks,
-            start_s=done.started_s,
+            start_s=done.finished_s - done.seconds,
             end_s=done.finished_s,
             num_bytes=done.num_bytes,
         )

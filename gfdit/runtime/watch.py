@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
-
-import zmq
+from collections.abc import Callable, Sequence
 
 from gfdit.comm import GroupFreeComm
 from gfdit.runtime import messages as msg
-from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.sockets import open_socket, push, received
+from gfdit.runtime.sockets import Inbox, Reports, WorkerInbox
 
-# What an orphan has to end by itself.
+# What a worker whose server has ended has to end by itself.
 _ORPHAN_GRACE_S = 5.0
 
 
@@ -23,30 +19,44 @@ class Watch(threading.Thread):
     """A lane may sit in a collective with a peer that is gone: this thread wakes it out of there."""
 
     def __init__(
-        self, rank: int, config: RuntimeConfig, context: zmq.Context, comms: Sequence[GroupFreeComm]
+        self,
+        beat: msg.Heartbeat,
+        interval_s: float,
+        inbox: WorkerInbox,
+        reports: Reports,
+        comms: Sequence[GroupFreeComm],
+        lanes: Sequence[Inbox],
+        wake: Callable[[], None],
     ) -> None:
+        """``beat`` is said every ``interval_s``. ``wake``: have a lane that waits for the other one look again."""
         super().__init__(name="gfdit-watch", daemon=True)
-        self._beat = msg.Heartbeat(rank, config.incarnation)
-        self._interval_s = config.heartbeat_timeout_s / 10
+        self._beat = beat
+        self._interval_s = interval_s
+        self._inbox = inbox
+        self._reports = reports
         self._comms = comms
-        self._commands = open_socket(context, zmq.PULL, config.rank_address("watch", rank))
-        self._events = open_socket(context, zmq.PUSH, config.address("events"))
-        self._decode = msg.decoder(msg.PeerLost)
+        self._lanes = lanes
+        self._wake = wake
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        poller = zmq.Poller()
-        poller.register(self._commands, zmq.POLLIN)
-        poller.register(parent.sentinel, zmq.POLLIN)
         while not self._stopping.is_set():
-            push(self._events, self._beat)
-            ready = dict(poller.poll(round(self._interval_s * 1000)))
-            if parent.sentinel in ready:
+            self._reports.tell(self._beat)
+            message = self._inbox.get(self._interval_s)
+            if self._inbox.ended:
                 self._end_orphan()
-            for message in received(self._commands, self._decode):
-                self._abort((message.rank,))
+            if message is not None:
+                self.handle(message)
+
+    def handle(self, message: msg.WatchMessage) -> None:
+        match message:
+            case msg.PeerLost(rank):
+                self._abort((rank,))
+            case msg.Reconnect(first_id):
+                for lane in self._lanes:
+                    lane.first_id = first_id
+                self._abort(range(self._comms[0].world_size))
+                self._wake()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -57,7 +67,7 @@ class Watch(threading.Thread):
             comm.abort(ranks)
 
     def _end_orphan(self) -> None:
-        """The control process is gone: the lanes end once they are out of their collectives."""
+        """The server has ended: the lanes end once they are out of their collectives."""
         self._abort(range(self._comms[0].world_size))
         time.sleep(_ORPHAN_GRACE_S)
         os._exit(1)

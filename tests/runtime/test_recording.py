@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gfdit.core import events as ev
 from gfdit.observe.recording import RecordingReader
-from gfdit.runtime import messages as msg
 from gfdit.sim.published_costs import qwen_image_h20
 from gfdit.sim.replay import main, replay
 from tests.runtime.test_runtime import Runtime
@@ -38,7 +38,7 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     for name in names:
         runtime.submit(name, "", "raise" if name == "r3" else "0.002", num_steps=draw.randint(1, 6))
     runtime.until_ended(*names)
-    runtime.client.send(msg.Cancel("long"))
+    runtime.client.send(ev.RequestCancelled("long"))
     runtime.until_ended("long")
     runtime.close()
     yield path

@@ -12,7 +12,6 @@ import pytest
 from gfdit.core import events as ev
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.observe.timeline import read_timeline
-from gfdit.runtime import messages as msg
 from gfdit.sim.replay import replay
 from tests.runtime.test_runtime import Runtime, assert_nothing_held
 
@@ -77,7 +76,7 @@ def test_an_urgent_request_goes_before_a_step_that_was_queued(recorded: Recorded
         recorded.runtime.submit(f"u{index}", "", "0.001", num_steps=2)
         (ended,) = recorded.runtime.until_ended(f"u{index}").values()
         assert ended.outcome == "completed"
-    recorded.runtime.client.send(msg.Cancel("long"))
+    recorded.runtime.client.send(ev.RequestCancelled("long"))
     recorded.runtime.until_ended("long")
     recorded.assert_clean()
     assert recorded.num_events(ev.TaskWithdrawn) > 5
@@ -104,7 +103,7 @@ def test_requests_cancelled_at_random_leave_nothing(recorded: Recorded) -> None:
         recorded.runtime.submit(name, "", "0.003", num_steps=8)
     for name in draw.sample(names, 10):
         time.sleep(draw.uniform(0, 0.02))
-        recorded.runtime.client.send(msg.Cancel(name))
+        recorded.runtime.client.send(ev.RequestCancelled(name))
     ended = recorded.runtime.until_ended(*names)
     assert {message.outcome for message in ended.values()} <= {"completed", "cancelled"}
     recorded.assert_clean()

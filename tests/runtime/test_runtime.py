@@ -17,12 +17,15 @@ import pytest
 
 from gfdit.comm import SharedMemoryHeap
 from gfdit.core import ParallelSpec, Request, Shape, trajectory
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
 from gfdit.core.commands import RunTask
 from gfdit.observe.recording import RecordingReader
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.sim.replay import replay
+from tests.support.endings import Ended
 from tests.support.leftovers import Leftovers, nothing_left
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
@@ -72,16 +75,21 @@ class Runtime:
         )
         self.client.send(msg.Submit(request, trajectory(name, num_steps, SPECS), payload.encode()))
 
-    def until_ended(self, *names: str, timeout_s: float = 20) -> dict[str, msg.Ended]:
-        ended: dict[str, msg.Ended] = {}
+    def until_running(self) -> None:
+        """Some request has begun."""
+        while not any(isinstance(message, cmd.StartRequest) for message in self.client.receive(0.5)):
+            pass
+
+    def until_ended(self, *names: str, timeout_s: float = 240) -> dict[str, Ended]:
+        ended: dict[str, Ended] = {}
         self.results: dict[str, bytes] = {}
         deadline_s = time.monotonic() + timeout_s
         while set(names) - ended.keys():
             assert time.monotonic() < deadline_s, f"still waiting for {set(names) - ended.keys()}"
             for message in self.client.receive(0.5):
-                if isinstance(message, msg.Ended):
+                if isinstance(message, msg.RequestEnd):
                     assert message.request_id not in ended, "a request ends once"
-                    ended[message.request_id] = message
+                    ended[message.request_id] = Ended.of(message)
                 elif isinstance(message, msg.Result):
                     self.results[message.request_id] = message.value
         return ended
@@ -176,7 +184,7 @@ def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:
     runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=200)
     runtime.submit("late", "sp3@0,1,2")
     time.sleep(0.3)
-    runtime.client.send(msg.Cancel("long"))
+    runtime.client.send(ev.RequestCancelled("long"))
     started_s = time.monotonic()
     ended = runtime.until_ended("long", "late")
     assert time.monotonic() - started_s < 1
@@ -289,18 +297,18 @@ def test_a_request_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert replay(recording).difference is None
 
 
-def test_workers_end_when_the_control_process_is_killed() -> None:
-    runtime = Runtime()
+def test_workers_end_when_no_control_process_takes_the_place_of_one_that_is_killed() -> None:
+    runtime = Runtime(max_control_restarts=0)
     runtime.wait_ready()
     pids = [int(str(pid)) for pid in runtime.values("pid")]
     runtime.submit("long", "sp3@0,1,2", payload="0.05", num_steps=500)
-    time.sleep(0.3)
-    os.kill(runtime.client._process.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeDownError, match="the control process ended with exit code -9"):
+    runtime.until_running()
+    os.kill(runtime.client.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeDownError, match="the control process was ended by signal 9, and so did"):
         runtime.until_ended("long")
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=15)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
     runtime.close()
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) -> None:

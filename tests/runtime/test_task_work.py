@@ -10,6 +10,7 @@ import pytest
 from gfdit.comm import CommAborted
 from gfdit.core import ExecutionLayout, ParallelSpec, Task, TaskKind
 from gfdit.core.commands import RunTask
+from gfdit.core.events import TaskDispatched, TaskFailed, TaskFinished, TaskStarted
 from gfdit.runtime import messages as msg
 from gfdit.runtime.compute_lane import TaskWork
 from gfdit.runtime.made_by import MadeBy
@@ -71,7 +72,7 @@ def work(lane: Lane, number: int) -> TaskWork:
 
 
 def outcome(lane: Lane, number: int) -> type:
-    (message,) = [m for m in lane.told if isinstance(m, (msg.RunDone, msg.RunFailed)) and m.dispatch_id == number]
+    (message,) = [m for m in lane.told if isinstance(m, (TaskFinished, TaskFailed)) and m.dispatch_id == number]
     return type(message)
 
 
@@ -81,7 +82,7 @@ def test_reports_of_one_that_goes_well() -> None:
     one.started(1.0)
     one.dispatched(1.5)
     one.finished(2.0)
-    assert lane.told == [msg.RunStarted(1, 0, 1.0), msg.RunDispatched(1, 0, 1.5), msg.RunDone(1, 0, 1.5, 1.0, 2.0)]
+    assert lane.told == [TaskStarted(1, 0), TaskDispatched(1, 0), TaskFinished(1, 0, 1.0, (), 1.5, 2.0)]
     assert lane.freed == ["a/latents/1"]
 
 
@@ -91,7 +92,7 @@ def test_a_failure_seen_when_the_task_is_over_is_its_own_and_that_of_the_one_beh
     lane.comm.failed = True
     first.finished(1.0)
     second.finished(2.0)
-    assert outcome(lane, 1) is outcome(lane, 2) is msg.RunFailed
+    assert outcome(lane, 1) is outcome(lane, 2) is TaskFailed
     assert lane.freed == []
 
 
@@ -109,8 +110,8 @@ def test_a_failure_that_the_next_launch_ran_into_fails_both(counted: bool) -> No
         lane.comm.num_failures = 0
     first.finished(1.0)
     second.finished(2.0)
-    assert outcome(lane, 2) is msg.RunFailed
-    assert outcome(lane, 1) is (msg.RunFailed if counted else msg.RunDone)
+    assert outcome(lane, 2) is TaskFailed
+    assert outcome(lane, 1) is (TaskFailed if counted else TaskFinished)
 
 
 def test_what_was_launched_after_the_failure_was_told_is_not_concerned() -> None:
@@ -120,7 +121,7 @@ def test_what_was_launched_after_the_failure_was_told_is_not_concerned() -> None
     first.finished(1.0)
     later = work(lane, 7)  # behind another one, after a reset
     later.finished(2.0)
-    assert outcome(lane, 7) is msg.RunDone
+    assert outcome(lane, 7) is TaskFinished
 
 
 def test_nothing_is_done_on_a_device_that_broke() -> None:
@@ -128,5 +129,5 @@ def test_nothing_is_done_on_a_device_that_broke() -> None:
     one = work(lane, 1)
     one.broke(RuntimeError("unspecified launch failure"))
     (message,) = lane.told
-    assert isinstance(message, msg.RunFailed) and "unspecified launch failure" in message.error
+    assert isinstance(message, TaskFailed) and "unspecified launch failure" in message.error
     assert not message.caused_by_peer and lane.has_failed(1)

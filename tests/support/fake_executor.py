@@ -21,6 +21,7 @@ from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.codec import FieldCodec, Sharding
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime.executor import Results, TaskError
+from gfdit.runtime.messages import Holding
 
 # Branches, tokens, channels; 4 bytes an element, more than travels with the metadata.
 SHAPE = (2, 2049, 5)
@@ -129,6 +130,16 @@ class FakeExecutor:
         for name in artifacts:
             self.artifacts.pop(name, None)
             self.layouts.pop(name, None)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return tuple(
+            Holding(name, layout, CODEC.view(self.artifacts[name]))
+            for name, layout in self.layouts.items()
+            if layout is not None
+        )
+
+    def probe(self) -> None:
+        pass
 
     def call(self, method: str, payload: bytes) -> bytes:
         args, kwargs = pickle.loads(payload)

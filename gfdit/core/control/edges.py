@@ -27,6 +27,7 @@ class EdgeResets:
         self._ranks = ranks
         self._open: dict[int, _Reset] = {}
         self._generations: dict[tuple[Lane, int, int], int] = {}
+        self._first_generation = 0
 
     @property
     def any_open(self) -> bool:
@@ -35,6 +36,10 @@ class EdgeResets:
     @property
     def held(self) -> set[int]:
         return set().union(*[reset.held for reset in self._open.values()])
+
+    def skip_to(self, generation: int) -> None:
+        """The next reset of every edge is to a generation above this one."""
+        self._first_generation = generation
 
     def among(self, reset_id: int, lane: Lane, ranks: Iterable[int], *, hold: bool) -> ResetEdges:
         """All edges among ``ranks``."""
@@ -79,7 +84,8 @@ class EdgeResets:
     ) -> ResetEdges:
         edges = []
         for one, other in pairs:
-            generation = self._generations[lane, one, other] = self._generations.get((lane, one, other), 0) + 1
+            last = self._generations.get((lane, one, other), self._first_generation)
+            generation = self._generations[lane, one, other] = last + 1
             edges.append((one, other, generation))
         for rank in sorted(held - self.held):
             self._ranks.reset(rank, reset_id)

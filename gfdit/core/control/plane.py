@@ -41,13 +41,14 @@ from gfdit.core.control.records import (
     RequestRecord,
     TaskState,
 )
-from gfdit.core.control.recovery import is_lacking
+from gfdit.core.control.recovery import is_lacking, restore
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 
+LANES: tuple[cmd.Lane, ...] = ("compute", "migration")
 LOST_PART = "a rank was lost with its part of what was made"
 
 NUM_WATCHED = 4
@@ -77,16 +78,19 @@ class ControlPlane:
         max_artifact_bytes: int | None = None,
         max_retries: int = 3,
         checkpoint_every_steps: int = 0,
+        first_id: int = 0,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
-        only when a rank has room for all they will hold. Raises ``ValueError`` for other numbers.
+        only when a rank has room for all they will hold. Dispatches, copies and resets are numbered from
+        ``first_id`` on. Raises ``ValueError`` for other numbers.
         """
         if run_ahead not in (0, 1):
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
         self.state = ClusterState(ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)))
+        self.state.last_id = first_id
         self.migrations: dict[int, MigrationRecord] = {}  # those that some rank has still to report on
         self._max_retries = max_retries
         self._budget = ArtifactBudget(max_artifact_bytes)
@@ -113,6 +117,7 @@ class ControlPlane:
             ev.EdgesReset: self._resets.on_reset,
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
+            ev.Reconnected: self._on_reconnected,
             ev.WakeUp: lambda event: True,
             ev.LookAhead: self._on_look_ahead,
         }
@@ -629,6 +634,37 @@ class ControlPlane:
         state.ranks.restore(event.rank)
         if not peers:
             return True
-        for lane in ("compute", "migration"):
+        for lane in LANES:
             self._commands.append(self._resets.of(state.new_id(), lane, event.rank, peers))
         return False
+
+    def _on_reconnected(self, event: ev.Reconnected) -> bool:
+        """Write the books anew from what is there: every request goes on from its last boundary that survives.
+
+        Nothing is known of the edges, so all are reset. What is held for requests that have ended is freed.
+        """
+        state = self.state
+        present = {rank for rank, _ in event.holdings}
+        for rank in state.ranks.present.keys() - present:
+            state.ranks.drop(rank)
+        for request, graph in event.requests:
+            record = state.new_record(request, graph)
+            record.touched.update(present)
+            state.add(record)
+            self._unseen.append(record)
+        artifacts = {name: art for record in state.requests.values() for name, art in record.artifacts.items()}
+        for rank, held in event.holdings:
+            of_ended = tuple([name for name, _, _ in held if name not in artifacts])
+            if of_ended:
+                self._commands.append(cmd.FreeArtifacts((rank,), of_ended, state.last_id))
+            for name, layout, view in held:
+                if name in artifacts:
+                    artifacts[name].holders[rank] = layout
+                    artifacts[name].view = view
+        for record in state.requests.values():
+            restore(record)
+        self._resets.skip_to(event.generation)
+        if len(present) > 1:
+            for lane in LANES:
+                self._commands.append(self._resets.among(state.new_id(), lane, sorted(present), hold=True))
+        return True

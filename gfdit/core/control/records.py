@@ -110,7 +110,7 @@ class RequestRecord:
     artifacts: dict[str, ArtifactRecord] = field(init=False)
     position: dict[str, int] = field(init=False)  # of each task in the graph
     consumers: dict[str, list[Task]] = field(init=False)  # by artifact
-    states: dict[str, TaskState] = field(init=False)  # by task; changed by ``move`` alone
+    states: dict[str, TaskState] = field(init=False)  # by task; changed by ``move``
     missing: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)  # those in that state
     candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps

@@ -5,13 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from types import MappingProxyType
 
-from gfdit.core.control.records import ArtifactState, RequestRecord, TaskState
+from gfdit.core.control.records import ArtifactRecord, ArtifactState, RequestRecord, TaskState
 from gfdit.core.tasks import Task, TaskKind
 
 
 def is_lacking(record: RequestRecord) -> bool:
     """Whether a part of something that was made and not freed is on no rank any more."""
     return any(not art.view.covered_by(art.holders) for art in record.live_artifacts)
+
+
+def restore(record: RequestRecord) -> None:
+    """Of a request of which only the holders of its artifacts are known: what they hold need not be made again.
+
+    Whatever an artifact that is there was made from has been made, too, even if that is gone by now.
+    """
+    makers = {name: task for task in record.graph.tasks for name in task.outputs}
+    done = [makers[name] for name, art in record.artifacts.items() if _is_there(art)]
+    while done:
+        task = done.pop()
+        if record.states[task.id] is not TaskState.FINISHED:
+            record.states[task.id] = TaskState.FINISHED  # as it was in the books that are lost
+            done += [makers[name] for name in task.inputs]
+    record.num_finished = list(record.states.values()).count(TaskState.FINISHED)
+    record.unblocked = [task for task in record.unblocked if record.states[task.id] is TaskState.UNBLOCKED]
+    for art in record.artifacts.values():
+        if _is_there(art):
+            art.state, art.layout = ArtifactState.MATERIALIZED, next(iter(art.holders.values()))
+        else:
+            made = record.states[makers[art.id].id] is TaskState.FINISHED
+            art.state, art.holders = ArtifactState.FREED if made else ArtifactState.PENDING, {}
+    rewind(record)
+
+
+def _is_there(art: ArtifactRecord) -> bool:
+    return bool(art.holders) and art.view.covered_by(art.holders)
 
 
 def rewind(record: RequestRecord) -> list[Task]:
