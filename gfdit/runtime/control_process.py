@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import CostTable
@@ -60,10 +61,12 @@ class ControlProcess:
         supervisor: Supervisor,
         claims: Claims,
         clock: Callable[[], float] = time.monotonic,
+        plane: ControlPlane | None = None,
     ) -> None:
+        """``plane`` is by default the one that ``config`` asks for."""
         costs = None if config.costs_path is None else CostTable.load(config.costs_path)
         self.config = config
-        self.plane = make_plane(config, costs)
+        self.plane = plane or make_plane(config, costs)
         self.stopping = False
         self._port = port
         self._supervisor = supervisor
