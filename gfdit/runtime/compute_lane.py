@@ -152,7 +152,7 @@ class ComputeLane:
         self._monitor.drain()
         generation = max(self._generation, self._migration.await_reconnected(first_id))
         sound = [held for held in self.executor.holdings() if self.made_by.is_sound(held.artifact)]
-        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, tuple(sound), generation))
+        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, tuple(sound), generation))
 
 
 class TaskWork:

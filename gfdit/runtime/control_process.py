@@ -43,8 +43,9 @@ USAGE_INTERVAL_S = 0.5
 ENGINE_SILENT_S = 30.0
 # Workers that are still at a step are not waited for by requests that need them not.
 RECONNECT_S = 2.0
-# Above any generation that an edge can be in of which no worker has told.
-GENERATIONS_AHEAD = 64
+# No control process resets an edge more often. Workers tell the generations of their edges, but all that could may
+# have been replaced since, and what they wrote to the heap is still there.
+GENERATIONS_AHEAD = 256
 _CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
 
 
@@ -84,6 +85,7 @@ class ControlProcess:
         self._late: dict[
             int, float
         ] = {}  # workers of the last control process, and how long they may be at a step
+        self._generation = 0  # of which no edge is ahead, as far as the workers have told
         self._wake_at_s: float | None = None
         self._alive_at_s = self._usage_at_s = 0.0
         self._usage = [0] * config.num_ranks
@@ -173,6 +175,8 @@ class ControlProcess:
         while not self.stopping and not (told and (awaited <= ready.keys() or self._clock() > deadline_s)):
             arrived = self._wait(ALIVE_INTERVAL_S / 5)
             for message in arrived.from_workers:
+                if isinstance(message, msg.WorkerReady) and message.first_id != config.first_id:
+                    continue  # it was loading, or this is what it told the control process before
                 if isinstance(message, msg.WorkerReady) and message.rank in awaited:
                     self._supervisor.hear(message.rank, message.incarnation, ready=True)
                     ready[message.rank] = message
@@ -192,7 +196,8 @@ class ControlProcess:
         self._claims.forget_before(config.first_id)
         for submit in alive:
             self._payloads[submit.request.id] = submit.payload
-        generation = max([message.generation for message in ready.values()], default=0) + GENERATIONS_AHEAD
+        newest = max([message.generation for message in ready.values()], default=0)
+        self._generation = max(newest, config.epoch * GENERATIONS_AHEAD) + GENERATIONS_AHEAD
         self._feed(
             ev.Reconnected(
                 tuple((submit.request, submit.graph) for submit in alive),
@@ -200,7 +205,7 @@ class ControlProcess:
                     (rank, tuple((held.artifact, held.layout, held.view) for held in ready[rank].holdings))
                     for rank in sorted(ready)
                 ),
-                generation,
+                self._generation,
             )
         )
         logger.warning(
@@ -300,6 +305,11 @@ class ControlProcess:
     def _on_ready(self, message: msg.WorkerReady) -> None:
         rank = message.rank
         if not self._supervisor.hear(rank, message.incarnation, ready=True):
+            return
+        if message.first_id != (self.config.first_id if rank in self._late else 0):
+            return  # told to the control process before, or told before what that asks of it
+        if message.generation > self._generation:
+            self._lose_worker(rank, "it told too late which generation its edges are in")
             return
         self._late.pop(rank, None)
         if message.holdings:  # it has come too late for the others to go on from that
