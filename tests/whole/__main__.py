@@ -31,7 +31,8 @@ def main() -> int:
 def _show(done: Storm) -> None:
     if done.num_runs % 1000 == 0:
         rate = done.num_events / done.seconds
-        text = f"{done.num_events:,} events, {rate:,.0f}/s, {done.num_runs} runs, {done.num_deaths} deaths"
+        text = f"{done.num_events:,} events, {rate:,.0f}/s, {done.num_runs} runs, {done.num_deaths} deaths, "
+        text += f"{done.num_control_deaths} of the control process"
         print(text, flush=True)
 
 

@@ -17,6 +17,7 @@ class Storm:
     num_events: int = 0
     num_runs: int = 0
     num_deaths: int = 0
+    num_control_deaths: int = 0
     seconds: float = 0.0
     endings: Counter[str] = field(default_factory=Counter)
     failed_seed: int | None = None
@@ -35,6 +36,7 @@ def storm(first_seed: int, num_events: int, progress: Callable[[Storm], None] = 
         done.num_runs += 1
         done.num_events += world.num_events
         done.num_deaths += world.num_deaths
+        done.num_control_deaths += world.num_control_deaths
         done.endings += world.endings
         done.seconds = time.monotonic() - start_s
         progress(done)

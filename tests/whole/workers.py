@@ -1,48 +1,76 @@
-"""A model of worker processes: what a real one would need, and what would happen to it.
+"""Simulated worker processes: the real lanes, claims and watch, on a model of what tasks do.
 
-It follows the contract of :mod:`gfdit.core.commands` and of :mod:`gfdit.comm` and nothing else. A process has two
-first-in-first-out lanes, a store of artifacts and its end of each edge. A collective blocks until all its members
-are at it. What must never be asked of a worker raises :class:`ContractError`.
+A worker's executor checks that every input is there, element by element; what must never be asked of a worker is a
+:class:`~tests.whole.books.ContractError`.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-from gfdit.core import ExecutionLayout, Request, Task, TaskGraph
+import torch
+
+from gfdit.comm import CommTimeout
+from gfdit.core import ExecutionLayout, Task
 from gfdit.core import commands as cmd
-from gfdit.core.artifacts.views import ArtifactView, FieldView
+from gfdit.core import events as ev
+from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, inside
 from gfdit.core.commands import Lane
 from gfdit.core.tasks import artifact_kind
+from gfdit.migration.parts import ArtifactParts
+from gfdit.runtime import messages as msg
+from gfdit.runtime.completion import HostMonitor
+from gfdit.runtime.compute_lane import ComputeLane
+from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.executor import PeerError, Results
+from gfdit.runtime.messages import Holding
+from gfdit.runtime.migration_lane import MigrationLane
+from gfdit.runtime.watch import Watch
+from tests.whole.books import Operation
+from tests.whole.comm import SimulatedComm
+from tests.whole.strands import Host, SimulatedCondition, Strand
+
+if TYPE_CHECKING:
+    from tests.whole.world import World
 
 SPLIT_VIEWS = (
     ArtifactView((FieldView("rows", "float32", 4, (1, 12), sp_dim=1),)),  # in parts of the same shape
     ArtifactView((FieldView("branches", "float32", 4, (2, 12), sp_dim=1, cfg_dim=0),)),
 )
-ECHO = "a peer failed"
-Claim = Literal["begun", "withdrawn"]
-"""What is to become of a queued task: the first claim decides for all its ranks."""
 
 
-class ContractError(AssertionError):
-    """Something that a control plane must not do, or not let happen."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Contents:
     """What artifacts consist of in one run: alike for those of one kind of a request."""
 
     seed: int
     views: tuple[ArtifactView, ...]
+    _views: dict[str, ArtifactView] = field(default_factory=dict)
+    _tensors: dict[tuple[FieldView, Box], torch.Tensor] = field(default_factory=dict)
 
     def view(self, artifact: str) -> ArtifactView:
-        request_id = artifact.partition("/")[0]
-        name = f"{self.seed}/{request_id}/{artifact_kind(request_id, artifact)}"
-        return self.views[zlib.crc32(name.encode()) % len(self.views)]
+        if (view := self._views.get(artifact)) is None:
+            request_id = artifact.partition("/")[0]
+            name = f"{self.seed}/{request_id}/{artifact_kind(request_id, artifact)}"
+            view = self._views[artifact] = self.views[zlib.crc32(name.encode()) % len(self.views)]
+        return view
+
+    def tensor(self, spec: FieldView, box: Box) -> torch.Tensor:
+        """Every element says where it belongs."""
+        if (found := self._tensors.get((spec, box))) is None:
+            whole = torch.arange(1, math.prod(spec.shape) + 1, dtype=torch.float32).view(spec.shape)
+            found = self._tensors[spec, box] = whole[inside(spec.whole, box)].clone()
+        return found
+
+    def parts(self, artifact: str, layout: ExecutionLayout, rank: int) -> ArtifactParts:
+        fields = self.view(artifact).fields
+        tensors = {spec.name: self.tensor(spec, spec.box(layout, rank)) for spec in fields}
+        return ArtifactParts(artifact.encode(), tensors, layout)
 
     def to_report(self, task: Task) -> tuple[tuple[str, ArtifactView], ...]:
         """Of outputs that are not like an input."""
@@ -51,183 +79,314 @@ class Contents:
         return tuple((name, self.view(name)) for name in new)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Of an artifact, under ``layout``; ``number`` is that of the task or copy that made it.
-
-    ``junk``: put together from parts that were not what they were sent for.
-    """
-
-    number: int
-    layout: ExecutionLayout
-    junk: bool = False
+class TaskRaisedError(Exception):
+    """A task failed by itself."""
 
 
-@dataclass(slots=True)
-class Life:
-    """One request, from arrival to its end.
+class ModelExecutor:
+    """A :class:`~gfdit.runtime.executor.TaskExecutor` without a model."""
 
-    ``num_harmed`` counts dispatches that peers were lost from, ``num_lost`` those that had to run again.
-    """
+    device = torch.device("cpu")
 
-    request: Request
-    graph: TaskGraph
-    has_result: bool = False
-    blamed: bool = False  # it failed by itself
-    disturbed: bool = False  # by a rank that was lost or a copy that broke
-    cancelled: bool = False
-    num_harmed: int = 0
-    num_lost: int = 0
+    def __init__(self, worker: Worker, comm: SimulatedComm) -> None:
+        self.store: dict[str, ArtifactParts] = {}
+        self._worker = worker
+        self._comm = comm
+
+    def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
+        worker, world = self._worker, self._worker.world
+        operation = worker.current_operation("compute")
+        assert operation is not None and isinstance(operation.command, cmd.RunTask)
+        worker.check_is_new("compute", operation.command.dispatch_id)
+        for task in tasks:
+            if not task.inputs and payloads.get(task.request_id) != task.request_id.encode():
+                world.accuse(f"rank {worker.rank} runs {task.id} without its payload")
+            self._check_inputs(task, layout)
+        world.decide_fate(operation)
+        group = self._comm.group(layout.ranks)
+        seconds = operation.seconds * worker.slowness
+        try:
+            if len(layout.ranks) > 1:
+                self._comm.barrier(group)
+            world.scheduler.sleep(seconds / 2)
+            self._fail_if_told(operation, late=False)
+            worker.get_stuck_if_told()
+            if len(layout.ranks) > 1:
+                self._comm.barrier(group)
+            world.scheduler.sleep(seconds / 2)
+            self._fail_if_told(operation, late=True)
+        except Exception:
+            # How far it got is open, but for its inputs.
+            names = [name for task in tasks for name in task.outputs if world.draw.random() < 0.5]
+            self._put(names, layout)
+            raise
+        self._put([name for task in tasks for name in task.outputs], layout)
+        made = {}
+        if worker.rank == layout.ranks[0]:
+            made = {
+                task.request_id: b"result of " + task.request_id.encode() for task in tasks if not task.outputs
+            }
+        return lambda: made
+
+    def _check_inputs(self, task: Task, layout: ExecutionLayout) -> None:
+        worker = self._worker
+        for name in task.inputs:
+            held = self.store.get(name)
+            needed = worker.world.contents.parts(name, layout, worker.rank)
+            if held is None or not _are_alike(held, needed):
+                worker.world.accuse(f"rank {worker.rank} runs {task.id} without {name}")
+
+    def _fail_if_told(self, operation: Operation, *, late: bool) -> None:
+        if operation.culprit != self._worker.rank or operation.is_late != late:
+            return
+        if operation.fault == "echo":
+            raise CommTimeout(self._worker.rank, (operation.ranks[0], self._worker.rank))
+        if operation.fault == "error":
+            operation.blamed = True
+            for life in operation.lives:
+                life.blamed = True
+            raise TaskRaisedError("it raised")
+
+    def _put(self, names: list[str], layout: ExecutionLayout) -> None:
+        worker = self._worker
+        for name in names:
+            self.store[name] = worker.world.contents.parts(name, layout, worker.rank)
+
+    def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
+        return tuple(view for task in tasks for view in self._worker.world.contents.to_report(task))
+
+    def export_artifact(self, artifact: str) -> ArtifactParts:
+        """Of what is not there, or another part, it must have been disturbed, or be a copy to fall back on."""
+        worker, world = self._worker, self._worker.world
+        command = worker.current["migration"]
+        operation = worker.current_operation("migration")
+        assert isinstance(command, cmd.Migrate) and operation is not None
+        worker.check_is_new("migration", command.migration_id)
+        held, layout = self.store.get(artifact), dict(command.held)[worker.rank]
+        view = world.contents.view(artifact)
+        if held is None or held.layout is None or not view.same_part(worker.rank, held.layout, layout):
+            if not (command.keep or any(life.disturbed for life in operation.lives)):
+                world.accuse(f"rank {worker.rank} does not hold its part of {artifact}")
+        elif world.draw.random() < world.weather.copy_error:
+            operation.blamed = True
+            for life in operation.lives:
+                life.blamed = True
+            raise TypeError("cannot pickle this")
+        return self.store[artifact]
+
+    def import_artifact(self, artifact: str, parts: ArtifactParts, view: ArtifactView) -> None:
+        if parts.metadata != artifact.encode():
+            self._worker.world.accuse(f"rank {self._worker.rank} is brought {parts.metadata!r} for {artifact}")
+        self.store[artifact] = parts
+
+    def free(self, artifacts: tuple[str, ...]) -> None:
+        for name in artifacts:
+            self.store.pop(name, None)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        contents = self._worker.world.contents
+        return tuple(
+            Holding(name, parts.layout, contents.view(name))
+            for name, parts in self.store.items()
+            if parts.layout is not None
+        )
+
+    def probe(self) -> None:
+        pass
+
+    def call(self, method: str, payload: bytes) -> bytes:
+        return method.encode()
+
+    def close(self) -> None:
+        pass
 
 
-@dataclass(slots=True)
-class Edge:
-    """One rank's end of the two edges it shares with a peer. ``broken_by`` is the operation that failed on it."""
-
-    generation: int | None = 0
-    instance: int = 0
-    broken_by: Operation | None = None
+def _are_alike(held: ArtifactParts, needed: ArtifactParts) -> bool:
+    return held.tensors.keys() == needed.tensors.keys() and all(
+        held.tensors[name] is tensor or torch.equal(held.tensors[name], tensor)
+        for name, tensor in needed.tensors.items()
+    )
 
 
-@dataclass(slots=True, eq=False)
-class Operation:
-    """A task or a copy on all its ranks; ``emitted`` numbers it among all commands.
+class SimulatedInbox:
+    """One queue of a rank, in the order in which the control process has sent."""
 
-    ``reported`` is when the control plane had heard of its end from everybody, by the same count.
-    """
-
-    command: cmd.RunTask | cmd.Migrate
-    lane: Lane
-    emitted: int
-    members: dict[int, Process]
-    lives: list[Life]
-    arrived: set[int] = field(default_factory=set)
-    finished: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    unreported: set[int] = field(default_factory=set)
-    known_finished: set[int] = field(default_factory=set)  # to the control plane
-    reported: int | None = None
-    begun: bool = False
-    aborted: bool = False
-    bereft: bool = False  # a member was lost before all had reported
-    blamed: bool = False  # a member failed by itself
-    refused: bool = False  # by a source, which says so to all it sends to
-    brings_junk: bool = False
+    def __init__(self, worker: Worker, lane: str) -> None:
+        self.first_id = 0
+        self.ended = False
+        self.reconnected = 0  # the first number of the control process that was heard of last
+        self.messages: deque[Any] = deque()
+        self.strand: Strand | None = None  # that waits for the next one
+        self._worker = worker
+        self._lane = lane
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        command = self.command
-        return command.layout.ranks if isinstance(command, cmd.RunTask) else command.ranks
+    def is_idle(self) -> bool:
+        return not self.messages and self.strand is not None
+
+    def put(self, message: Any) -> None:
+        self.messages.append(message)
+        if self.strand is not None:
+            self.strand.wake()
+
+    def get(self, timeout_s: float | None = None) -> Any | None:
+        world = self._worker.world
+        self._worker.current[self._lane] = None
+        self.strand = world.scheduler.current
+        while not self.messages:
+            if not world.scheduler.wait(timeout_s):
+                self.strand = None
+                return None
+        self.strand = None
+        if self._lane == "migration":
+            world.scheduler.sleep(world.up_to(world.weather.longest_lag_s))
+        message = self._worker.current[self._lane] = self.messages.popleft()
+        if isinstance(message, msg.Reconnect):
+            self.reconnected = message.first_id
+        return message
 
 
-@dataclass(slots=True)
-class Reset:
-    command: cmd.ResetEdges
-    emitted: int
+class SimulatedReports:
+    """A rank's way to the control process and to the engine."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def tell(self, message: msg.WorkerMessage) -> None:
+        if isinstance(message, ev.MigrationFinished) and message.error:
+            for life in self._worker.world.operations[message.migration_id].lives:
+                life.disturbed = True
+        self._worker.world.network.from_worker(self._worker, message)
+
+    def deliver(self, results: dict[str, bytes]) -> None:
+        for request_id, value in results.items():
+            if request_id in self._worker.world.lives:
+                self._worker.world.lives[request_id].has_result = True
+            self._worker.world.network.result(self._worker, msg.Result(request_id, value))
 
 
-@dataclass(slots=True, eq=False)
-class Process:
-    """One incarnation of a rank. A process that has joined knows no edge until it is told its generation."""
+class Worker(Host):
+    """One process of a rank, and what its parent has of it: :class:`gfdit.runtime.supervisor.Process`."""
 
-    rank: int
-    incarnation: int
-    num_ranks: int
-    contents: Contents
-    slowness: float = 1.0
-    alive: bool = True
-    stuck: bool = False  # its compute lane, in a task or before one; the rest of it goes on
-    silenced: bool = False  # what it sent last never left
-    lanes: dict[Lane, deque[Operation | Reset | cmd.FreeArtifacts]] = field(init=False)
-    busy: set[Lane] = field(default_factory=set)
-    store: dict[str, Part] = field(default_factory=dict)  # by artifact
-    copies: dict[int, str | None] = field(default_factory=dict)  # migration id -> error
-    failed: set[int] = field(default_factory=set)  # dispatches
-    known_dead: set[Process] = field(default_factory=set)
-    edges: dict[tuple[Lane, int], Edge] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lanes = {"compute": deque(), "migration": deque()}
-        generation = None if self.incarnation else 0
-        self.edges = {
-            (lane, peer): Edge(generation)
-            for lane in self.lanes
-            for peer in range(self.num_ranks)
-            if peer != self.rank
+    def __init__(self, world: World, rank: int, config: RuntimeConfig) -> None:
+        super().__init__(f"rank {rank}.{config.incarnation}")
+        self.world = world
+        self.rank = rank
+        self.incarnation = config.incarnation
+        self.pid = self.sentinel = world.new_pid()
+        self.exitcode: int | None = None
+        self.slowness = 10.0 if world.draw.random() < world.weather.slow_rank else 1.0
+        self.is_ready = False
+        self.has_worked = False  # as far as the control process knows
+        self.to_get_stuck = False
+        self.silenced = False  # what it sent last never left
+        self.current: dict[str, Any] = {}  # message of each lane
+        self.lanes = {name: SimulatedInbox(self, name) for name in ("compute", "migration", "watch")}
+        self.reports = SimulatedReports(self)
+        self.comms: dict[Lane, SimulatedComm] = {
+            lane: SimulatedComm(self, lane, config.comm_timeout_s) for lane in ("compute", "migration")
         }
+        self.executor = ModelExecutor(self, self.comms["compute"])
+        self._config = config
 
-    def goes_on(self, lane: Lane) -> bool:
-        return self.alive and not (self.stuck and lane == "compute")
+    # As its parent sees it
 
-    def reset(self, reset: Reset) -> None:
-        """Its side of the edges that are named."""
-        lane = reset.command.lane
-        for one, other, generation in reset.command.edges:
-            if self.rank in (one, other):
-                edge = self.edges[lane, other if self.rank == one else one]
-                if edge.generation is not None and generation <= edge.generation:
-                    raise ContractError(
-                        f"rank {self.rank}: generation {generation} is not ahead of {edge.generation}"
-                    )
-                edge.generation, edge.instance, edge.broken_by = generation, 0, None
+    def is_alive(self) -> bool:
+        return self.alive
 
+    def kill(self) -> None:
+        if self.alive:
+            self.end()
+            self.exitcode = -9
+            self.world.on_worker_end(self)
 
-def has_part(process: Process, artifact: str, layout: ExecutionLayout) -> bool:
-    """Whether what ``process`` holds is its part under ``layout``, element by element."""
-    part = process.store.get(artifact)
-    return part is not None and not part.junk and _is_part(process, part, artifact, layout)
+    def join(self, timeout: float | None = None) -> None:
+        scheduler = self.world.scheduler
+        until_s = math.inf if timeout is None else scheduler.time_s + timeout
+        while self.alive and scheduler.time_s < until_s:
+            scheduler.wait(0.05)
 
+    # Its life, as in gfdit.runtime.worker_process
 
-def would_send(process: Process, artifact: str, layout: ExecutionLayout) -> bool:
-    """Whether ``process`` takes what it holds for its part under ``layout``: it knows under which it got that."""
-    part = process.store.get(artifact)
-    return part is not None and _is_part(process, part, artifact, layout)
+    def start(self, delay_s: float, failure: str) -> None:
+        self.world.scheduler.spawn(self, "compute", lambda: self._serve(failure), delay_s)
 
+    def _serve(self, failure: str) -> None:
+        world, config = self.world, self._config
+        if failure == "error":
+            self.reports.tell(msg.WorkerFailed(self.rank, self.incarnation, "out of memory"))
+        if failure:
+            self.exitcode = 1
+            self.end()
+            world.on_worker_end(self)
+            return
+        inboxes = self.lanes
+        clock = world.clock
+        migration = MigrationLane(
+            self.rank,
+            inboxes["migration"],
+            self.reports,
+            self.executor,
+            self.comms["migration"],  # type: ignore[arg-type]
+            config.comm_timeout_s,
+            clock,
+            SimulatedCondition(world.scheduler),
+        )
+        compute = ComputeLane(
+            self.rank,
+            self.incarnation,
+            inboxes["compute"],
+            self.reports,
+            self.executor,
+            self.comms["compute"],  # type: ignore[arg-type]
+            migration,
+            world.claims,
+            HostMonitor(clock),
+        )
+        watch = Watch(
+            msg.Heartbeat(self.rank, self.incarnation),
+            config.heartbeat_timeout_s / 10,
+            inboxes["watch"],  # type: ignore[arg-type]
+            self.reports,
+            list(self.comms.values()),  # type: ignore[arg-type]
+            (inboxes["compute"], inboxes["migration"]),
+            migration.wake,
+        )
+        world.scheduler.spawn(self, "migration", migration.run)
+        self.is_ready = True
+        self.reports.tell(msg.WorkerReady(self.rank, self.incarnation))
+        world.scheduler.spawn(self, "watch", watch.run)
+        try:
+            compute.run()
+            self.exitcode = 0
+        except PeerError as error:
+            self.reports.tell(msg.WorkerFailed(self.rank, self.incarnation, str(error)))
+            self.exitcode = 1
+        self.end()
+        world.on_worker_end(self)
 
-def _is_part(process: Process, part: Part, artifact: str, layout: ExecutionLayout) -> bool:
-    rank, fields = process.rank, process.contents.view(artifact).fields
-    return all(spec.box(part.layout, rank) == spec.box(layout, rank) for spec in fields)
+    def get_stuck_if_told(self) -> None:
+        """In a task, while the rest of the process goes on."""
+        while self.to_get_stuck:
+            self.world.scheduler.wait()
 
+    def current_operation(self, lane: str) -> Operation | None:
+        """Which the strand that runs now is at; None of one that is no part of ``lane``."""
+        strand, message = self.world.scheduler.current, self.current.get(lane)
+        if strand is None or strand.host is not self or strand.name != lane:
+            return None
+        match message:
+            case cmd.RunTask(number) | cmd.Migrate(number):
+                return self.world.operations.get(number)
+        return None
 
-def check_inputs(process: Process, task: Task, layout: ExecutionLayout) -> None:
-    """Names of artifacts say whose they are and before which step."""
-    if missing := [name for name in task.inputs if not has_part(process, name, layout)]:
-        raise ContractError(f"rank {process.rank} runs {task.id} without {missing[0]}")
+    def check_is_new(self, lane: str, number: int) -> None:
+        """What the control process before has wanted is not done after the lane has heard of the one there is."""
+        if number < self.lanes[lane].reconnected:
+            self.world.accuse(f"rank {self.rank} does number {number}, of a control process that is gone")
 
-
-def finds_broken_edge(operation: Operation, rank: int) -> bool:
-    """Whether ``rank`` cannot take part since an edge failed before.
-
-    That is to be expected of what was given out before the control plane knew of the failure.
-    """
-    process = operation.members[rank]
-    for peer in operation.ranks:
-        if peer != rank and (culprit := process.edges[operation.lane, peer].broken_by) is not None:
-            if culprit.reported is not None and operation.emitted > culprit.reported:
-                raise ContractError(
-                    f"ranks {rank} and {peer} use an edge on lane {operation.lane} that was not reset"
-                )
-            return True
-    return False
-
-
-def use_edges(operation: Operation) -> None:
-    """Count one instance on every edge of an operation that all members are at."""
-    members = operation.members
-    for one, other in combinations(sorted(members), 2):
-        ours, theirs = members[one].edges[operation.lane, other], members[other].edges[operation.lane, one]
-        if ours.generation is None or (ours.generation, ours.instance) != (theirs.generation, theirs.instance):
-            raise ContractError(f"ranks {one} and {other} disagree about their edge on lane {operation.lane}")
-        ours.instance += 1
-        theirs.instance += 1
-
-
-def break_edges(operation: Operation, rank: int) -> None:
-    """``rank`` leaves a collective in the middle; its abort reaches peers that have not reset the edge since."""
-    for peer in operation.ranks:
-        if peer != rank:
-            ours = operation.members[rank].edges[operation.lane, peer]
-            theirs = operation.members[peer].edges[operation.lane, rank]
-            ours.broken_by = ours.broken_by or operation
-            if theirs.generation == ours.generation:
-                theirs.broken_by = theirs.broken_by or operation
+    def current_epoch(self, lane: str) -> int:
+        """Of the control process that has sent what ``lane`` is at."""
+        message = self.current.get(lane)
+        assert isinstance(message, cmd.ResetEdges)
+        return message.reset_id >> 32

@@ -1,50 +1,49 @@
-"""A whole server under a virtual clock, from one seed: the control plane, its driver, workers and their faults.
+"""A whole server under a virtual clock, from one seed, with its faults.
 
-What the control plane says is carried out by :mod:`tests.whole.workers`; the books are checked after every event.
+Control process, supervisor, time limits, the lanes of the workers, their claims, and what the engine does for
+its control process are the real ones; processes, sockets, collectives, tasks and the clock are simulated.
+Everything is in one thread.
 """
 
 from __future__ import annotations
 
-import heapq
+import logging
 import random
+import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from gfdit.core import ControlPlane, ParallelSpec, RankRecord, Request, TaskGraph
+from gfdit.core import ParallelSpec, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.commands import Lane
 from gfdit.core.cost.table import NominalCostModel
+from gfdit.core.policy.fallback import FirstComeFirstServed
+from gfdit.runtime import messages as msg
+from gfdit.runtime.claims import Claims
+from gfdit.runtime.client import ControlClient, RuntimeDownError
+from gfdit.runtime.config import RuntimeConfig, make_run_dir
+from gfdit.runtime.control_process import ControlProcess
+from gfdit.runtime.sockets import Queue
+from gfdit.runtime.supervisor import Process, ProcessStarter, Supervisor, WorkerDiedError
 from tests.support.cluster import VIEWS
 from tests.support.workload import fan_graph, random_graph, random_requests
+from tests.whole.books import MAX_RETRIES, Books, ContractError, FollowedPlane, Life, Operation
+from tests.whole.comm import Heap
+from tests.whole.network import Network, SimulatedLink, SimulatedPort
+from tests.whole.strands import Host, Scheduler
 from tests.whole.weather import Weather
-from tests.whole.workers import (
-    ECHO,
-    SPLIT_VIEWS,
-    Claim,
-    Contents,
-    ContractError,
-    Life,
-    Operation,
-    Part,
-    Process,
-    Reset,
-    break_edges,
-    check_inputs,
-    finds_broken_edge,
-    has_part,
-    use_edges,
-    would_send,
-)
+from tests.whole.workers import SPLIT_VIEWS, Contents, Worker
 
-FAULTS_END_S = 60.0  # from then on ranks come back and stay, and all must end
+FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
+STARVED_S = 900.0  # without any event; longer than every time limit
 MAX_EVENTS = 100_000
-MAX_RETRIES = 3
+MAX_RESTARTS = 3
+RESULT_TIMEOUT_S = 10.0
 
 
 class World:
@@ -55,44 +54,136 @@ class World:
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
         self.seed = seed
-        self.log = log
         draw = self.draw = random.Random(seed)
         self.weather = Weather.draw(draw)
+        self.num_ranks = self.weather.draw_num_ranks(draw)
         self.contents = Contents(seed, SPLIT_VIEWS if self.weather.split else VIEWS)
-        num_ranks = self.weather.draw_num_ranks(draw)
-        ranks = [RankRecord(rank, frozenset("m")) for rank in range(num_ranks)]
-        self.control = ControlPlane(
-            self.weather.draw_policy(draw),
-            ranks,
-            NominalCostModel(),
+        self.scheduler = Scheduler()
+        self.heap = Heap()
+        self.network = Network(self)
+        self.link = SimulatedLink(self)
+        self.lives: dict[str, Life] = {}
+        self.operations: dict[int, Operation] = {}
+        self.endings: Counter[str] = Counter()
+        self.num_events = self.num_deaths = self.num_control_deaths = self.digest = 0
+        self.control: ControlProcess | None = None  # once it has said its first word
+        self._log = log
+        self._wrong: ContractError | None = None
+        self._down: str | None = None
+        self._workers: dict[tuple[int, int], Worker] = {}  # by rank and incarnation
+        self._last: dict[int, Worker] = {}  # by rank
+        self._supervisor: Supervisor | None = None
+        self._books: Books | None = None
+        self._clock_offset_s = 0.0
+        self._num_pids = 100
+        self._num_planned = 0
+        self._news_s = 0.0  # when something has happened last
+        self._is_served = False
+        self._outbox: list[msg.EngineMessage] = []
+        self._ended: list[str] = []
+        self._results: set[str] = set()
+        self._completed: dict[str, float] = {}
+        self._is_over = False
+        run_dir = make_run_dir("simulated-")
+        self._config = RuntimeConfig(
+            run_dir=str(run_dir),
+            num_ranks=self.num_ranks,
+            model="m",
+            policy=f"that of seed {seed}",
+            worker="",
+            worker_payload_path="",
             run_ahead=draw.randrange(2),
+            max_artifact_bytes=self.weather.max_artifact_bytes,
             max_retries=MAX_RETRIES,
             checkpoint_every_steps=draw.choice([0, 1, 2]),
+            max_restarts=MAX_RESTARTS,
+            heartbeat_timeout_s=10.0,
+            task_timeout_s=40.0,
+            comm_timeout_s=30.0,
+            start_timeout_s=100.0,
+            max_control_restarts=1000,
         )
-        self.processes = [self._start(rank, 0, num_ranks) for rank in range(num_ranks)]
-        self.lives: dict[str, Life] = {}
-        self.endings: Counter[str] = Counter()
-        self.num_events = self.num_deaths = self.num_emitted = self.digest = 0
-        self._time_s = self._clock_offset_s = 0.0
-        self._wake_at_s: float | None = None
-        self._ended: list[str] = []
-        self._claims: dict[int, Claim] = {}
-        self._harmed: set[int] = set()  # dispatches
-        self._looks_ahead = False
-        self._operations: dict[int, Operation] = {}  # by id, until everybody has reported
-        self._last_message_s: dict[tuple[Process, Lane], float] = {}
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._num_queued = 0
+        self.claims = Claims.create(Path(self._config.claims_dir))
 
     def run(self) -> World:
-        self._plan()
-        while self._queue:
-            self._time_s, _, happen, arguments = heapq.heappop(self._queue)
-            happen(*arguments)
-            if self.num_events > MAX_EVENTS:
-                raise ContractError("the world does not come to rest")
-        self._check_rest()
+        self.scheduler.spawn(Host("engine"), "engine", self._engine)
+        log_level = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # it logs as a server does that has a very bad day
+        try:
+            while not self._is_over:
+                if not self.scheduler.step():
+                    raise ContractError("nothing happens any more")
+                if self._wrong is not None:
+                    raise self._wrong
+                self._check_progress()
+        finally:
+            self.scheduler.close()
+            logging.disable(log_level)
+            shutil.rmtree(self._config.run_dir, ignore_errors=True)
         return self
+
+    def clock(self) -> float:
+        return self.scheduler.time_s + self._clock_offset_s
+
+    def up_to(self, most_s: float) -> float:
+        return self.draw.random() ** 3 * most_s if most_s else 0.0
+
+    def accuse(self, text: str) -> None:
+        """Of a worker, whose lanes would take the error for that of a task."""
+        self._wrong = self._wrong or ContractError(text)
+        raise self._wrong
+
+    def new_pid(self) -> int:
+        self._num_pids += 1
+        return self._num_pids
+
+    # The engine: as thin as what it tests allows
+
+    def _engine(self) -> None:
+        self.client = ControlClient(self._config, self.link, self.clock)
+        try:
+            self.client.wait_ready()
+            self._is_served = True
+            self._plan()
+            while not self._is_at_rest():
+                for message in self.client.receive(1.0):
+                    self._on_message(message)
+                outbox, self._outbox = self._outbox, []
+                for submission in outbox:
+                    self.client.send(submission)
+                self._end_without_result()
+            self._check_rest()
+            living = self._living()
+            self.client.close()
+            self._check_closed(living)
+            self._add_to_digest()
+        except RuntimeDownError as error:
+            self._say(f"down: {error}")
+            self._check_down(str(error))
+        self._is_over = True
+
+    def _on_message(self, message: msg.ControlMessage | msg.Result) -> None:
+        match message:
+            case msg.Result(request_id):
+                if request_id in self.lives or request_id in self._completed:
+                    self._results.add(request_id)
+            case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
+                life = self.lives.pop(message.request_id, None)
+                if life is None:
+                    raise ContractError(f"a second end of one request: {message}")
+                self._ended.append(message.request_id)
+                self.endings[type(message).__name__] += 1
+                if isinstance(message, cmd.CompleteRequest) and not life.cancelled and _has_result(life.graph):
+                    self._completed[message.request_id] = self.clock()
+
+    def _end_without_result(self) -> None:
+        for request_id, completed_s in list(self._completed.items()):
+            if request_id in self._results:
+                del self._completed[request_id]
+            elif self.clock() - completed_s > RESULT_TIMEOUT_S:
+                del self._completed[request_id]
+                if not self.num_deaths:
+                    raise ContractError(f"the result of {request_id} is lost, although no worker was")
 
     # What happens by itself
 
@@ -108,447 +199,298 @@ class World:
             if draw.random() < 0.3:  # its last task may run on several ranks, too
                 widest = max((task.candidates for task in graph.tasks), key=len)
                 graph = replace(graph, tasks=(*graph.tasks[:-1], replace(graph.tasks[-1], candidates=widest)))
-            self._after(at_s, self._arrive, request, graph)
+            self._plan_one(at_s, self._arrive, request, graph)
+        weather = self.weather
         for rate, happen in (
-            (self.weather.deaths_per_s, self._strike),
-            (self.weather.hangs_per_s, self._hang),
-            (self.weather.cancel_storms_per_s, self._storm),
-            (self.weather.clock_jumps_per_s, self._jump),
+            (weather.deaths_per_s, self._strike),
+            (weather.hangs_per_s, self._hang),
+            (weather.stops_per_s, self._stop),
+            (weather.cancel_storms_per_s, self._storm),
+            (weather.clock_jumps_per_s, self._jump),
+            (weather.control_deaths_per_s, self._strike_control),
+            (weather.control_stops_per_s, self._stop_control),
         ):
             at_s = draw.expovariate(rate) if rate else FAULTS_END_S
             while at_s < FAULTS_END_S:
-                self._after(at_s, happen)
+                self._plan_one(at_s, happen)
                 at_s += draw.expovariate(rate)
+        self._faults_end_s = self.scheduler.time_s + FAULTS_END_S
+
+    def _plan_one(self, at_s: float, happen: Callable[..., None], *arguments: Any) -> None:
+        def now() -> None:
+            self._num_planned -= 1
+            self._news_s = self.scheduler.time_s
+            happen(*arguments)
+
+        self._num_planned += 1
+        self.scheduler.after(at_s, now)
 
     def _arrive(self, request: Request, graph: TaskGraph) -> None:
-        draw, now_s = self.draw, self._now_s
+        draw, now_s = self.draw, self.clock()
         deadline_s = now_s + draw.uniform(0, 20) if draw.random() < 0.5 else None
         request = replace(request, arrival_s=now_s, deadline_s=deadline_s, priority=draw.randrange(3))
         self.lives[request.id] = Life(request, graph)
-        self._tell(ev.RequestArrived(request, graph))
+        self._tell_engine(msg.Submit(request, graph, request.id.encode()))
+
+    def _tell_engine(self, message: msg.EngineMessage) -> None:
+        self._outbox.append(message)
+        self.client.wake()
 
     def _storm(self) -> None:
         names = [*self.lives, *self._ended[-3:], "nobody"]
         for name in self.draw.sample(names, self.draw.randint(1, len(names))):
-            if name in self.lives:  # an earlier one of the storm may have ended it
+            if name in self.lives:
                 self.lives[name].cancelled = True
-            self._tell(ev.RequestCancelled(name))
+            self._tell_engine(ev.RequestCancelled(name))
 
     def _jump(self) -> None:
-        self._clock_offset_s += self.draw.choice([-100.0, -0.5, 0.5, 3600.0])
-        if self._wake_at_s is not None:
-            self._set_wake(self._wake_at_s)
-
-    def _strike(self) -> None:
-        process = self.draw.choice(self.processes)
-        if process.alive:
-            self._say(f"rank {process.rank} dies")
-            self.num_deaths += 1
-            process.alive = False
-            process.silenced = self.draw.random() < 0.5
-            self._after(self._up_to(self.weather.longest_detection_s), self._detect, process)
-
-    def _hang(self) -> None:
-        process = self.draw.choice(self.processes)
-        if process.alive and not process.stuck:
-            self._say(f"rank {process.rank} is stuck")
-            process.stuck = True
-            limit_s = self._up_to(self.weather.longest_detection_s)
-            self._after(limit_s, self._time_out, process)
-            self._after(limit_s + self._up_to(self.weather.longest_detection_s), self._kill_stuck, process)
-
-    def _time_out(self, stuck: Process) -> None:
-        """Its peers in a task have waited for long enough."""
-        for peer in self.processes:
-            if peer is not stuck and "compute" in peer.busy:
-                operation = peer.lanes["compute"][0]
-                if isinstance(operation, Operation) and stuck in operation.members.values():
-                    self._after(self._up_to(0.05), self._fail, operation, peer, ECHO)
-
-    def _kill_stuck(self, process: Process) -> None:
-        """What it had said before arrives; the control process has killed it itself, and knows at once."""
-        if process.alive:
-            self.num_deaths += 1
-            process.alive = False
-            self._detect(process)
-
-    def _detect(self, process: Process) -> None:
-        for operation in list(self._operations.values()):
-            if operation.members.get(process.rank) is process:
-                operation.bereft = True
-                self._hear(operation, process.rank)
-        for peer in self.processes:
-            if peer.alive:
-                self._after(self._up_to(0.1), self._learn_of_death, peer, process)
-        for life in self.lives.values():
-            life.disturbed = True
-        self._tell(ev.RankLost(process.rank, "killed"))
-        self._after(self._up_to(self.weather.longest_restart_s), self._restart, process)
-
-    def _restart(self, dead: Process) -> None:
-        process = self._start(dead.rank, dead.incarnation + 1, len(self.processes))
-        self.processes[dead.rank] = process
-        self._tell(ev.RankJoined(dead.rank))
-
-    def _start(self, rank: int, incarnation: int, num_ranks: int) -> Process:
-        slowness = 10.0 if self.draw.random() < self.weather.slow_rank else 1.0
-        return Process(rank, incarnation, num_ranks, self.contents, slowness)
+        """Nothing ran for a while."""
+        self._clock_offset_s += self.draw.choice([0.5, 3600.0])
 
     # Workers
 
-    def _advance(self, process: Process, lane: Lane) -> None:
-        """Go on with what is first in a lane, if it may."""
-        if not process.goes_on(lane) or lane in process.busy or not process.lanes[lane]:
+    def _living(self) -> list[Worker]:
+        return [worker for worker in self._last.values() if worker.alive]
+
+    def _strike(self) -> None:
+        if living := self._living():
+            worker = self.draw.choice(living)
+            self._say(f"{worker.name} dies")
+            worker.silenced = self.draw.random() < 0.5
+            worker.exitcode = -9
+            worker.end()
+            self.on_worker_end(worker)
+
+    def _hang(self) -> None:
+        if living := self._living():
+            worker = self.draw.choice(living)
+            self._say(f"{worker.name} is stuck in its next task")
+            worker.to_get_stuck = True
+
+    def _stop(self) -> None:
+        if living := self._living():
+            worker = self.draw.choice(living)
+            self._say(f"{worker.name} stops")
+            self._stop_host(worker)
+
+    def on_worker_end(self, worker: Worker) -> None:
+        self.num_deaths += 1
+        if self.network.port is not None:
+            self.scheduler.after(self.up_to(self.weather.longest_detection_s), self.network.port.wake)
+
+    def decide_fate(self, operation: Operation) -> None:
+        """Drawn once for all members: how long a task takes, and what goes wrong in it."""
+        if operation.seconds >= 0:
             return
-        match process.lanes[lane][0]:
-            case cmd.FreeArtifacts(_, names, before):
-                for name in names:
-                    if name in process.store and process.store[name].number <= before:
-                        del process.store[name]
-                self._leave(process, lane)
-            case Reset() as reset:
-                process.reset(reset)
-                self._report(process, lane, ev.EdgesReset(reset.command.reset_id, process.rank))
-                self._leave(process, lane)
-            case Operation() as operation:
-                self._take_part(operation, process)
-
-    def _leave(self, process: Process, lane: Lane) -> None:
-        process.lanes[lane].popleft()
-        process.busy.discard(lane)
-        self._after(self._lag(lane), self._advance, process, lane)
-
-    def _take_part(self, operation: Operation, process: Process) -> None:
-        command = operation.command
-        if isinstance(command, cmd.RunTask):
-            if command.after is not None and not self._goes_on_to(operation, command, process):
-                return
-            own = [move.migration_id for move in command.migrations if process.rank in move.ranks]
-            if any(migration_id not in process.copies for migration_id in own):
-                return  # the end of a copy brings it here again
-            if errors := [error for migration_id in own if (error := process.copies[migration_id])]:
-                self._fail(operation, process, errors[0])
-                return
-            self._report(process, "compute", ev.TaskStarted(command.dispatch_id, process.rank))
-        process.busy.add(operation.lane)
-        operation.arrived.add(process.rank)
-        members = operation.members.values()
-        dead = not process.known_dead.isdisjoint(members)
-        if operation.aborted or dead or finds_broken_edge(operation, process.rank):
-            self._fail(operation, process, ECHO)
-        elif len(operation.arrived) == len(members) and all(member.goes_on(operation.lane) for member in members):
-            use_edges(operation)
-            operation.begun = True
-            seconds = self.draw.uniform(0.01, 0.5) * max(member.slowness for member in members)
-            if isinstance(command, cmd.RunTask):
-                self._begin_task(operation, command, seconds)
-            else:
-                self._begin_copy(operation, command, seconds * 0.1)
-
-    def _goes_on_to(self, operation: Operation, command: cmd.RunTask, process: Process) -> bool:
-        """Whether a process that has come to a queued task is on it. If not it leaves it behind."""
-        cannot = command.after in process.failed
-        claim = self._claims.setdefault(command.dispatch_id, "withdrawn" if cannot else "begun")
-        if claim == "begun" and not cannot:
-            return True
-        if claim == "withdrawn":
-            self._leave(process, "compute")
-        else:
-            self._fail(operation, process, ECHO)
-        return False
-
-    def _begin_task(self, operation: Operation, command: cmd.RunTask, seconds: float) -> None:
-        for process in operation.members.values():
-            for task in command.tasks:
-                check_inputs(process, task, command.layout)
         draw = self.draw
-        culprit = operation.members[draw.choice(command.layout.ranks)]
+        operation.seconds = draw.uniform(0.01, 0.5)
+        operation.culprit = draw.choice(operation.ranks)
+        operation.is_late = draw.random() < 0.3
         if draw.random() < self.weather.task_error:
-            self._after(seconds * draw.random(), self._fail, operation, culprit, f"rank {culprit.rank} raised")
-        elif len(operation.members) > 1 and draw.random() < self.weather.spurious_echo:
-            self._after(seconds * draw.random(), self._fail, operation, culprit, ECHO)
-        self._after(seconds, self._complete, operation)
+            operation.fault = "error"
+        elif len(operation.ranks) > 1 and draw.random() < self.weather.spurious_echo:
+            operation.fault = "echo"
 
-    def _begin_copy(self, operation: Operation, command: cmd.Migrate, seconds: float) -> None:
-        name = command.artifact
-        held = [(operation.members[rank], layout) for rank, layout in command.held]
-        lacking = [process.rank for process, layout in held if not would_send(process, name, layout)]
-        operation.brings_junk = not all(has_part(process, name, layout) for process, layout in held)
-        if lacking:  # its task has run on and this was to fall back on; or it did not get there, or has left
-            if not (command.keep or any(life.disturbed for life in operation.lives)):
-                raise ContractError(f"rank {lacking[0]} does not hold its part of {name}")
-            operation.refused = True
-            self._after(seconds, self._refuse_copy, operation, ECHO)
-        elif self.draw.random() < self.weather.copy_error:
-            operation.refused = True
-            self._after(seconds, self._refuse_copy, operation, "cannot be sent")
+    def any_ended(self, sentinels: Iterable[int]) -> bool:
+        pids = {worker.pid for worker in self._living()}
+        return any(pid not in pids for pid in sentinels)
+
+    def put_at_worker(self, rank: int, incarnation: int, queue: Queue, message: Any) -> None:
+        if (worker := self._workers.get((rank, incarnation))) is not None and worker.alive:
+            worker.lanes[queue].put(message)
+
+    def start_worker(self, rank: int, config: RuntimeConfig) -> Worker:
+        place = rank, config.incarnation
+        if place in self._workers:
+            raise ContractError(f"a second process of rank {rank} has incarnation {config.incarnation}")
+        if rank in self._last and self._last[rank].alive:
+            raise ContractError(f"rank {rank} has two processes")
+        worker = self._workers[place] = self._last[rank] = Worker(self, rank, config)
+        failure, delay_s = "", self.up_to(0.1)
+        if self._is_served:
+            delay_s = self.up_to(self.weather.longest_restart_s)
+            if self.scheduler.time_s < self._faults_end_s and self.draw.random() < self.weather.failed_start:
+                failure = self.draw.choice(["error", "death"])
+        worker.start(delay_s, failure)
+        return worker
+
+    def find_worker(self, rank: int) -> Worker | None:
+        return self._last.get(rank)
+
+    # The control process
+
+    def start_control(self, config: RuntimeConfig, port: SimulatedPort) -> Host:
+        host = Host(f"control {config.epoch}")
+        self.scheduler.spawn(host, "control", lambda: self._control(host, config, port), self.up_to(1.0))
+        return host
+
+    def _control(self, host: Host, config: RuntimeConfig, port: SimulatedPort) -> None:
+        weather = self.weather
+        policy = FirstComeFirstServed("it") if config.without_policy else weather.policy(self.seed)
+        plane = FollowedPlane(
+            policy,
+            [RankRecord(rank, frozenset("m")) for rank in range(self.num_ranks)],
+            SteadyCosts(),
+            run_ahead=config.run_ahead,
+            max_retries=config.max_retries,
+            checkpoint_every_steps=config.checkpoint_every_steps,
+            max_artifact_bytes=config.max_artifact_bytes,
+            first_id=config.first_id,
+        )
+        books = Books(config.epoch, self.lives, self.operations, bool(weather.policy_fault))
+        plane.follow(books, self._note, None if self._log is None else self._say)
+        self._supervisor = Supervisor(config, self.clock, SimulatedStarter(self))
+        self.control = ControlProcess(config, port, self._supervisor, self.claims, self.clock, plane)
+        self.network.bind(port)
+        try:
+            self.control.run()
+        except WorkerDiedError as error:
+            port.tell(msg.Fatal(str(error)))
+            self.control.shut_down(failed=True)
         else:
-            self._after(seconds, self._complete, operation)
+            self.control.shut_down()
+        host.end()
+        self.network.unbind()
+        self.link.ended(0)
 
-    def _complete(self, operation: Operation) -> None:
-        members = operation.members.values()
-        if not operation.aborted and all(process.goes_on(operation.lane) for process in members):
-            for process in operation.members.values():
-                self._after(self._up_to(0.01), self._finish, operation, process)
-
-    def _finish(self, operation: Operation, process: Process) -> None:
-        command = operation.command
-        if not process.goes_on(operation.lane) or process.rank in operation.finished | operation.failed:
-            return
-        operation.finished.add(process.rank)
-        if isinstance(command, cmd.Migrate):
-            known = process.store.get(command.artifact)
-            newest = known is None or known.number < command.migration_id  # it may have been made again meanwhile
-            if newest and process.rank in command.target.ranks:
-                process.store[command.artifact] = Part(command.migration_id, command.target, operation.brings_junk)
-            self._end_copy(command, process, "")
-            return
-        made = Part(command.dispatch_id, command.layout)
-        process.store |= {name: made for task in command.tasks for name in task.outputs}
-        for name in command.consumes:
-            process.store.pop(name, None)
-        views: tuple[tuple[str, ArtifactView], ...] = ()
-        if process.rank == command.layout.ranks[0]:
-            views = tuple(view for task in command.tasks for view in self.contents.to_report(task))
-            for life, task in zip(operation.lives, command.tasks, strict=True):
-                life.has_result |= not task.outputs
-        done = ev.TaskFinished(command.dispatch_id, process.rank, self.draw.random(), views)
-        self._report(process, "compute", done)
-        self._leave(process, "compute")
-
-    def _refuse_copy(self, operation: Operation, error: str) -> None:
-        """The source says that it has nothing to send; all members take part to the end."""
-        command = operation.command
-        assert isinstance(command, cmd.Migrate)
-        for life in operation.lives:
-            life.blamed |= error != ECHO
-        for process in operation.members.values():
-            if process.goes_on(operation.lane) and process.rank not in operation.finished | operation.failed:
-                operation.failed.add(process.rank)
-                self._end_copy(command, process, error)
-
-    def _fail(self, operation: Operation, process: Process, error: str) -> None:
-        """A member gives up and wakes its peers."""
-        if not process.goes_on(operation.lane) or process.rank in operation.finished | operation.failed:
-            return
-        operation.failed.add(process.rank)
-        operation.aborted = True
-        operation.blamed |= error != ECHO
-        break_edges(operation, process.rank)
-        for peer in sorted(operation.arrived):
-            self._leave_broken(operation, operation.members[peer])
-        command = operation.command
-        if isinstance(command, cmd.Migrate):
-            self._end_copy(command, process, error)
-            return
-        process.failed.add(command.dispatch_id)
-        for life in operation.lives:
-            life.blamed |= error != ECHO
-        # How far it got is open, but for its inputs.
-        names = [name for task in command.tasks for name in task.outputs if self.draw.random() < 0.5]
-        process.store |= dict.fromkeys(names, Part(command.dispatch_id, command.layout))
-        failed = ev.TaskFailed(command.dispatch_id, process.rank, error, caused_by_peer=error == ECHO)
-        self._report(process, "compute", failed)
-        self._leave(process, "compute")
-
-    def _leave_broken(self, operation: Operation, process: Process) -> None:
-        """A member was lost: ``process`` fails with an echo, unless it has received all it needs."""
-        if operation.begun and not operation.refused and self.draw.random() < 0.3:
-            self._after(self._up_to(0.05), self._finish, operation, process)
-        else:
-            self._after(self._up_to(0.05), self._fail, operation, process, ECHO)
-
-    def _end_copy(self, command: cmd.Migrate, process: Process, error: str) -> None:
-        process.copies[command.migration_id] = error
-        if error and (life := self.lives.get(command.request_id)):
-            life.disturbed = True
-        done = ev.MigrationFinished(command.migration_id, process.rank, error=error, caused_by_peer=error == ECHO)
-        self._report(process, "migration", done)
-        self._leave(process, "migration")
-        self._advance(process, "compute")
-
-    def _learn_of_death(self, process: Process, dead: Process) -> None:
-        """Leave whatever is shared with the dead."""
-        process.known_dead.add(dead)
-        for lane in sorted(process.busy):  # which order a set has differs from process to process
-            operation = process.lanes[lane][0]
-            if isinstance(operation, Operation) and dead in operation.members.values():
-                self._leave_broken(operation, process)
-
-    # Messages to the control process
-
-    def _report(self, process: Process, lane: Lane, event: ev.Event) -> None:
-        """Messages of one lane of a process stay in order, but for second copies, which come any time."""
-        at_s = self._time_s + self._up_to(self.weather.longest_delay_s)
-        at_s = max(at_s, self._last_message_s.get((process, lane), 0.0))
-        self._last_message_s[process, lane] = at_s
-        self._after(at_s - self._time_s, self._deliver, process, event)
-        if self.draw.random() < self.weather.duplicate:
-            self._after(at_s - self._time_s + self._up_to(5.0), self._deliver, process, event)
-
-    def _deliver(self, process: Process, event: ev.Event) -> None:
-        if process.silenced:
-            return
-        match event:
-            case ev.TaskFinished(number, rank) | ev.TaskFailed(number, rank) | ev.MigrationFinished(number, rank):
-                if operation := self._operations.get(number):
-                    if isinstance(event, ev.TaskFinished):
-                        operation.known_finished.add(rank)
-                    self._hear(operation, rank)
-        self._tell(event)
-
-    def _hear(self, operation: Operation, rank: int) -> None:
-        """The control plane is about to know that ``rank`` is done with an operation."""
-        operation.unreported.discard(rank)
-        if operation.unreported:
-            return
-        operation.reported = self.num_emitted
-        command = operation.command
-        if isinstance(command, cmd.Migrate):
-            del self._operations[command.migration_id]
-            return
-        del self._operations[command.dispatch_id]
-        harmed = operation.bereft or len(operation.known_finished) < len(operation.members)
-        # What is queued behind a task that fails had no chance: it does not count.
-        lost = harmed and not (operation.known_finished or operation.blamed or command.after in self._harmed)
-        if harmed:
-            self._harmed.add(command.dispatch_id)
-        for life in {id(life): life for life in operation.lives}.values():
-            life.num_harmed += harmed
-            life.num_lost += lost
-
-    @property
-    def _now_s(self) -> float:
-        return self._time_s + self._clock_offset_s
-
-    def _tell(self, event: ev.Event) -> None:
+    def _note(self, event: ev.Event) -> None:
         self.num_events += 1
-        self._say(f"{event}")
-        commands = self.control.handle(event, self._now_s)
-        self.control.check_integrity()
-        for command in commands:
-            self.num_emitted += 1
-            self._say(f"    {command}")
-            self._emit(command)
-        self._check_dispatches()
-        if self.control.wants_to_look_ahead and not self._looks_ahead:
-            self._looks_ahead = True
-            self._after(self._up_to(0.1), self._look_ahead)
+        if isinstance(event, ev.TaskFinished) and self._supervisor and event.rank in self._supervisor.workers:
+            self._last[event.rank].has_worked = True
+        if not isinstance(event, (ev.LookAhead, ev.WakeUp)):
+            self._news_s = self.scheduler.time_s
 
-    def _look_ahead(self) -> None:
-        self._looks_ahead = False
-        self._tell(ev.LookAhead())
+    def end_control(self, returncode: int) -> None:
+        host, port = self.link.host, self.network.port
+        assert host is not None
+        if not host.alive:
+            return
+        self._say(f"{host.name} ends")
+        self.num_control_deaths += 1
+        host.end()
+        self._add_to_digest()
+        self.control = None
+        if port is not None:
+            port.lose()
+            self.network.unbind()
+        for life in self.lives.values():
+            life.disturbed = True
+        self.link.ended(returncode)
 
-    def _check_dispatches(self) -> None:
-        known = {number for number, op in self._operations.items() if isinstance(op.command, cmd.RunTask)}
-        if over := known - self.control.state.dispatches.keys():
-            raise ContractError(f"dispatch {min(over)} is closed although a rank has not reported")
+    def _add_to_digest(self) -> None:
+        """What the control plane has said."""
+        if self.control is not None:
+            assert isinstance(self.control.plane, FollowedPlane)
+            self.digest = zlib.crc32(str(self.control.plane.digest).encode(), self.digest)
 
-    # Commands
+    def _strike_control(self) -> None:
+        self.end_control(-9)
 
-    def _emit(self, command: cmd.Command) -> None:
-        self.digest = zlib.crc32(repr(command).encode(), self.digest)
-        match command:
-            case cmd.RunTask(number, tasks, layout):
-                lives = [self.lives[task.request_id] for task in tasks]
-                if any(life.num_lost > MAX_RETRIES for life in lives):
-                    raise ContractError(f"dispatch {number} is one retry too many")
-                self._give(number, Operation(command, "compute", self.num_emitted, self._at(layout.ranks), lives))
-            case cmd.WithdrawTask(number):
-                if self._claims.setdefault(number, "withdrawn") == "withdrawn":
-                    self._after(self._up_to(0.01), self._answer_withdrawal, number)
-            case cmd.Migrate(number, name):
-                lives = [self.lives[name]]
-                self._give(
-                    number, Operation(command, "migration", self.num_emitted, self._at(command.ranks), lives)
-                )
-            case cmd.FreeArtifacts(ranks):
-                for process in self._at(ranks).values():
-                    self._push(process, "migration", command)
-            case cmd.ResetEdges(_, lane, ranks):
-                for process in self._at(ranks).values():
-                    self._push(process, lane, Reset(command, self.num_emitted))
-            case cmd.WakeAt(at_s):
-                self._set_wake(at_s)
-            case cmd.ReportFault(message):
-                raise ContractError(f"the policy is at fault: {message}")
-            case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
-                self._end(command)
+    def _stop_control(self) -> None:
+        host = self.link.host
+        assert host is not None
+        self._say(f"{host.name} stops")
+        self._stop_host(host)
 
-    def _answer_withdrawal(self, number: int) -> None:
-        self._operations.pop(number, None)  # its ranks may be lost already
-        self._tell(ev.TaskWithdrawn(number))
+    def _stop_host(self, host: Host) -> None:
+        """For a while, or until somebody misses it."""
+        host.stop()
+        if self.draw.random() < 0.7:
+            self._plan_one(self.up_to(self.weather.longest_stop_s), host.go_on)
 
-    def _at(self, ranks: tuple[int, ...]) -> dict[int, Process]:
-        """Of processes that have died lately the control plane cannot know."""
-        if unknown := set(ranks) - self.control.state.ranks.present.keys():
-            raise ContractError(f"a command for rank {min(unknown)}, which is lost")
-        return {rank: self.processes[rank] for rank in ranks}
+    # The end
 
-    def _give(self, number: int, operation: Operation) -> None:
-        operation.unreported = set(operation.members)
-        self._operations[number] = operation
-        for process in operation.members.values():
-            self._push(process, operation.lane, operation)
+    def _check_progress(self) -> None:
+        if self.num_events > MAX_EVENTS:
+            raise ContractError("the world does not come to rest")
+        if self.scheduler.time_s - self._news_s > STARVED_S:
+            self._check_rest()
+            raise ContractError("something is not at rest")
 
-    def _push(self, process: Process, lane: Lane, item: Operation | Reset | cmd.FreeArtifacts) -> None:
-        process.lanes[lane].append(item)
-        self._after(self._lag(lane), self._advance, process, lane)
+    def _is_at_rest(self) -> bool:
+        """Nothing will happen any more but heartbeats."""
+        if self.lives or self._num_planned or self._outbox or self._completed or self.network.num_on_their_way:
+            return False
+        control, supervisor = self.control, self._supervisor
+        if control is None or supervisor is None or not control.plane.idle or supervisor.next_start_s is not None:
+            return False
+        port = self.network.port
+        return (
+            port is not None
+            and self.link.host is not None
+            and not self.link.host.stopped
+            and port.is_empty
+            and port.strand is not None
+            and self.client.config.epoch == control.config.epoch
+            and all(self._is_idle(worker) for worker in self._living())
+            and all(worker.alive for worker in map(self._last.__getitem__, supervisor.workers))
+        )
 
-    def _lag(self, lane: Lane) -> float:
-        return self._up_to(self.weather.longest_lag_s if lane == "migration" else 0.001)
-
-    def _set_wake(self, at_s: float) -> None:
-        self._wake_at_s = at_s
-        self._after(max(0.0, at_s - self._now_s), self._wake, at_s)
-
-    def _wake(self, at_s: float) -> None:
-        if self._wake_at_s == at_s and self._now_s >= at_s - 1e-9:
-            self._wake_at_s = None
-            self._tell(ev.WakeUp())
-
-    def _end(self, command: cmd.CompleteRequest | cmd.CancelRequest | cmd.RejectRequest | cmd.FailRequest) -> None:
-        life = self.lives.pop(command.request_id, None)
-        if life is None:
-            raise ContractError(f"a second end of one request: {command}")
-        self._ended.append(command.request_id)
-        self.endings[type(command).__name__] += 1
-        if isinstance(command, cmd.CompleteRequest):
-            if not life.has_result and any(not task.outputs for task in life.graph.tasks):
-                raise ContractError(f"{command.request_id} is complete without a result")
-        elif isinstance(command, cmd.CancelRequest):
-            if not life.cancelled:
-                raise ContractError(f"{command.request_id} was not cancelled")
-        elif isinstance(command, cmd.FailRequest) and command.status_code == 503:
-            if life.num_harmed <= MAX_RETRIES:
-                raise ContractError(f"{command} after {life.num_harmed} dispatches that a peer was lost from")
-        elif not life.blamed:
-            raise ContractError(f"{command} for no reason")
-
-    # The books
+    @staticmethod
+    def _is_idle(worker: Worker) -> bool:
+        return worker.is_ready and not worker.stopped and all(inbox.is_idle for inbox in worker.lanes.values())
 
     def _check_rest(self) -> None:
-        """Nothing will happen any more."""
-        stuck = [process.rank for process in self.processes if any(process.lanes.values())]
+        stuck = [worker.rank for worker in self._living() if not self._is_idle(worker)]
         if stuck:
             raise ContractError(f"ranks {stuck} wait for each other")
         if self.lives:
             raise ContractError(f"requests {sorted(self.lives)} never end")
-        if not self.control.idle:
+        if self.control is None or not self.control.plane.idle:
             raise ContractError("the control plane still waits for something")
-        if self.control.state.ranks.free_in_order != tuple(range(len(self.processes))):
+        there = tuple(sorted(worker.rank for worker in self._living()))
+        if self.control.plane.state.ranks.free_in_order != there:
             raise ContractError("a rank was never given back")
-        for process in self.processes:
-            if process.store:
-                raise ContractError(f"rank {process.rank} still holds {min(process.store)}")
+        for worker in self._living():
+            if worker.executor.store:
+                raise ContractError(f"rank {worker.rank} still holds {min(worker.executor.store)}")
+        for rank in set(range(self.num_ranks)).difference(there):
+            self._check_given_up(rank)
 
-    def _after(self, delay_s: float, happen: Callable[..., None], *arguments: Any) -> None:
-        self._num_queued += 1
-        heapq.heappush(self._queue, (self._time_s + delay_s, self._num_queued, happen, arguments))
+    def _check_given_up(self, rank: int) -> None:
+        last = [worker for worker in self._workers.values() if worker.rank == rank][-MAX_RESTARTS:]
+        if len(last) < MAX_RESTARTS or any(worker.has_worked for worker in last):
+            raise ContractError(f"rank {rank} was given up too early")
 
-    def _up_to(self, most_s: float) -> float:
-        return self.draw.random() ** 3 * most_s
+    def _check_down(self, how: str) -> None:
+        """Only where no worker is left."""
+        if not how.startswith("no worker is left"):
+            raise ContractError(f"the runtime is down: {how}")
+        for rank in range(self.num_ranks):
+            self._check_given_up(rank)
+        self.endings["down"] += 1
+
+    def _check_closed(self, living: list[Worker]) -> None:
+        if killed := [worker.name for worker in living if worker.exitcode != 0]:
+            raise ContractError(f"{killed} did not end by themselves")
 
     def _say(self, text: str) -> None:
-        if self.log is not None:
-            self.log(f"{self._time_s:10.4f} {text}")
+        if self._log is not None:
+            self._log(f"{self.scheduler.time_s:10.4f} {text}")
+
+
+class SteadyCosts(NominalCostModel):
+    """Nothing is learned: after a stop in a small task, large ones would be expected to take days."""
+
+    def observe(self, *measured: Any) -> None:
+        pass
+
+
+class SimulatedStarter(ProcessStarter):
+    """Starts workers of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def start(self, rank: int, config: RuntimeConfig) -> Process:
+        return self._world.start_worker(rank, config)
+
+    def find(self, rank: int, config: RuntimeConfig) -> tuple[int, Process | None]:
+        worker = self._world.find_worker(rank)
+        if worker is None:
+            return 0, None
+        return worker.incarnation, worker if worker.alive else None
+
+
+def _has_result(graph: TaskGraph) -> bool:
+    return any(not task.outputs for task in graph.tasks)
