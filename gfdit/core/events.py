@@ -98,6 +98,13 @@ class EdgesReset(_Event, frozen=True, gc=False):
     rank: int
 
 
+class RankProbed(_Event, frozen=True, gc=False):
+    """The answer to a :class:`~commands.ProbeRank`; with ``error`` the rank cannot do its work."""
+
+    rank: int
+    error: str = ""
+
+
 class RankLost(_Event, frozen=True, gc=False):
     rank: int
     reason: str
@@ -137,6 +144,7 @@ Event = (
     | TaskFailed
     | MigrationFinished
     | EdgesReset
+    | RankProbed
     | RankLost
     | RankJoined
     | Reconnected

@@ -40,6 +40,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: int = 0
     max_retries: int = 3
     checkpoint_every_steps: int = 0
+    max_queue_s: float | None = None
     first_id: int = 0
 
 

@@ -19,6 +19,7 @@ from gfdit.core.commands import (
     FailRequest,
     FreeArtifacts,
     Migrate,
+    ProbeRank,
     RejectRequest,
     ResetEdges,
     RunTask,
@@ -27,6 +28,7 @@ from gfdit.core.commands import (
 from gfdit.core.events import (
     EdgesReset,
     MigrationFinished,
+    RankProbed,
     RequestCancelled,
     TaskDispatched,
     TaskFailed,
@@ -137,7 +139,7 @@ class PeerLost(Message, frozen=True):
     rank: int
 
 
-ComputeMessage = Payloads | RunTask | ResetEdges | Call | Reconnect | Stop
+ComputeMessage = Payloads | RunTask | ResetEdges | ProbeRank | Call | Reconnect | Stop
 MigrationMessage = Migrate | FreeArtifacts | ResetEdges | Reconnect | Stop
 WatchMessage = PeerLost | Reconnect
 
@@ -192,7 +194,8 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-WorkerEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed | MigrationFinished | EdgesReset
+TaskEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed
+WorkerEvent = TaskEvent | MigrationFinished | EdgesReset | RankProbed
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 
 

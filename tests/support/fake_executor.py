@@ -53,6 +53,8 @@ class FakeExecutor:
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         (task,) = tasks
+        if self.faulty:
+            raise RuntimeError("a sticky error")
         if task.request_id in payloads:
             self._obey(payloads[task.request_id].decode())
         total = torch.zeros(2)
@@ -110,6 +112,7 @@ class FakeExecutor:
         return told and task.kind is TaskKind.DENOISE
 
     task_s = 0.0
+    faulty = False
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         made = [name for task in tasks if task.kind is not TaskKind.DENOISE for name in task.outputs]
@@ -139,7 +142,8 @@ class FakeExecutor:
         )
 
     def probe(self) -> None:
-        pass
+        if self.faulty:
+            raise RuntimeError("a sticky error")
 
     def call(self, method: str, payload: bytes) -> bytes:
         args, kwargs = pickle.loads(payload)
@@ -150,6 +154,9 @@ class FakeExecutor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def become_faulty(self) -> None:
+        self.faulty = self.rank == 1
 
     def fail(self) -> None:
         raise RuntimeError("no such luck")

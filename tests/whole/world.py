@@ -470,10 +470,19 @@ class World:
                     self._push(process, lane, Reset(command, self.num_emitted))
             case cmd.WakeAt(at_s):
                 self._set_wake(at_s)
+            case cmd.ProbeRank(rank):
+                self._after(self._up_to(0.1), self._probe, self.processes[rank])
+            case cmd.RestartRank(rank):
+                self._after(self._up_to(0.1), self._kill_stuck, self.processes[rank])
             case cmd.ReportFault(message):
                 raise ContractError(f"the policy is at fault: {message}")
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 self._end(command)
+
+    def _probe(self, process: Process) -> None:
+        if process.goes_on("compute"):
+            error = "cannot add" if self.draw.random() < 0.1 else ""
+            self._tell(ev.RankProbed(process.rank, error))
 
     def _answer_withdrawal(self, number: int) -> None:
         self._operations.pop(number, None)  # its ranks may be lost already
