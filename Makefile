@@ -45,10 +45,10 @@ test: lint types
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 thorough: setup
-	@$(BIN)/python -m pytest -m thorough --timeout 900
+	@$(BIN)/python -m pytest -m thorough --timeout 3600
 
 families: setup
-	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 900 \
+	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 3600 \
 		--numprocesses 2 --dist loadfile
 
 models: setup

@@ -24,13 +24,13 @@ from typing import Any
 import psutil
 import torch
 
+from gfdit.cli.provenance import provenance, write_report
 from gfdit.comm import GroupFreeComm, SharedMemoryHeap
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, Task, TaskKind, trajectory
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.migration.parts import ArtifactParts
-from gfdit.observe.provenance import provenance, write_report
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.faults import TARGET_S, times_of
 from gfdit.cli.main import main as gfdit
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.cli.provenance import provenance, write_report
 from gfdit.omni.plugin import prepare_cpu_process
 from tests.support.images import Engine, ImageRequest
 

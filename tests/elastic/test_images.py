@@ -11,8 +11,6 @@ import pytest
 from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TILED, TWO_IMAGES
 from tests.support.images import Engine, ImageRequest, stock_images
 
-pytestmark = pytest.mark.timeout(400)
-
 # vLLM-Omni leaves padding tokens unmasked by default, which gfdit does not; see Settings.mask_sp_padding.
 MASKED = {"mask_sp_padding": True}
 

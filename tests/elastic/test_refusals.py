@@ -105,7 +105,6 @@ def test_a_missing_symbol_of_vllm_omni_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(120)
 def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) -> None:
     argv = ["gfdit", "serve", str(model), "--ranks", "1000", "--", "--enforce-eager", "--dtype", "float32"]
     with pytest.raises(ServerError, match=r"1000 (ranks|device)"):

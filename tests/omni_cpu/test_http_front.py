@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from gfdit.omni.http_front import HttpFront
 from gfdit.omni.retryable import retryable
+from tests.support.waiting import HANG_S
 
 Handler = Callable[[Any, Any], Awaitable[None]]
 
@@ -27,7 +28,7 @@ class Server:
         self.state = SimpleNamespace(engine_client=self, server=self.uvicorn)
         self.shutdown_timeout_s = shutdown_timeout_s
         self.disconnected = False
-        self.release = asyncio.Event()
+        self.entered, self.release = asyncio.Event(), asyncio.Event()
         self.front = HttpFront(self._app)
 
     def get_diffusion_od_config(self) -> Any:
@@ -52,6 +53,7 @@ class Server:
         await self.front._stop
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.entered.set()
         match scope["path"]:
             case "/ok":
                 await _respond(send, 200, {"data": retryable("a text that only looks like it")})
@@ -108,9 +110,9 @@ def test_what_passes_says_so(path: str, dead: bool, status: int, retry_after: st
 
 def test_a_server_that_stops_ends_what_runs_and_turns_away_the_rest() -> None:
     async def serve() -> None:
-        server = Server(shutdown_timeout_s=30)
+        server = Server(shutdown_timeout_s=HANG_S)
         running = asyncio.create_task(server.post("/slow"))
-        await asyncio.sleep(0.01)
+        await server.entered.wait()
         server.stop()
         refused = await server.post("/ok")
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
@@ -129,9 +131,9 @@ def test_what_runs_when_time_is_over_may_be_sent_again(path: str, signals: int) 
     """At once, or when a second signal says that it is. A handler that does not listen is cancelled."""
 
     async def serve() -> None:
-        server = Server(shutdown_timeout_s=0.05 if signals == 1 else 30)
+        server = Server(shutdown_timeout_s=0.05 if signals == 1 else HANG_S)
         running = asyncio.create_task(server.post(path))
-        await asyncio.sleep(0.01)
+        await server.entered.wait()
         for _ in range(signals):
             server.stop()
         answer = await running

@@ -1,4 +1,4 @@
-"""Negative controls of the check that nothing is left behind."""
+"""Negative controls of the check that nothing is left behind, and what it does not blame."""
 
 from __future__ import annotations
 
@@ -8,41 +8,104 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
+from gfdit.comm import SharedMemoryHeap
 from gfdit.runtime.config import make_run_dir
 from tests.support.leftovers import MEMORY, Leftovers, nothing_left
 
+RESULTS = "psm_mine"  # what the names of results begin with
+
+# A process that does what its argument says, tells what it has made, and waits for its end.
+CODE = """
+import socket, subprocess, sys
+match sys.argv[1]:
+    case "child":
+        subprocess.Popen([sys.executable, "-c", "input()"])
+        print(flush=True)
+    case "run folder":
+        from gfdit.runtime.config import make_run_dir
+        folder = make_run_dir()
+        bound = socket.socket(socket.AF_UNIX)
+        bound.bind(f"{folder}/engine")
+        print(folder, flush=True)
+    case "heap":
+        from gfdit.comm import SharedMemoryHeap
+        print(SharedMemoryHeap.create(1).path, flush=True)
+input()
+"""
+
 
 @contextmanager
-def a_process(left: Leftovers) -> Iterator[None]:
-    """Of a process that has ended, whose child has not."""
-    code = (
-        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); print(flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdin is not None and parent.stdout is not None
-        parent.stdout.readline()
-        left.watch(parent.pid)
-        parent.kill()
+def process(work: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """And what it has made, which is removed in the end."""
+    argv = [sys.executable, "-c", CODE, work]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        made = Path(running.stdout.readline().strip())
+        yield running, made
+        running.kill()
+    if made.is_dir() and made.parent == MEMORY:
+        (made / "engine").unlink()
+        made.rmdir()
+    elif made.is_file():
+        made.unlink()
+
+
+@contextmanager
+def of_a_killed_process(left: Leftovers, work: str) -> Iterator[None]:
+    with process(work) as (running, _):
+        left.watch(running.pid)
+        running.kill()
+        running.wait()
+        yield
+
+
+@contextmanager
+def a_child(left: Leftovers) -> Iterator[None]:
+    with of_a_killed_process(left, "child"):
         yield
 
 
 @contextmanager
 def a_run_folder(left: Leftovers) -> Iterator[None]:
-    folder = make_run_dir()
+    with of_a_killed_process(left, "run folder"):
+        yield
+
+
+@contextmanager
+def a_heap(left: Leftovers) -> Iterator[None]:
+    with of_a_killed_process(left, "heap"):
+        yield
+
+
+@contextmanager
+def a_heap_of_this_process(left: Leftovers) -> Iterator[None]:
+    heap = SharedMemoryHeap.create(1)
     yield
+    heap.unlink()
+
+
+@contextmanager
+def a_run_folder_of_this_process(left: Leftovers) -> Iterator[None]:
+    folder = make_run_dir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(folder / "engine"))
+        left.watch(
+            os.getpid() + 2**22
+        )  # nobody: what counts is that something is watched while the socket is bound
+    yield
+    (folder / "engine").unlink()
     folder.rmdir()
 
 
 @contextmanager
 def shared_memory_of_a_result(left: Leftovers) -> Iterator[None]:
     """That its maker has closed, and nobody has taken."""
-    made = MEMORY / f"psm_{os.getpid()}"
+    made = MEMORY / f"{RESULTS}{os.getpid()}"
     made.touch()
     yield
     made.unlink()
@@ -61,9 +124,21 @@ def an_open_file(left: Leftovers) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("leave", [a_process, a_run_folder, shared_memory_of_a_result, a_port, an_open_file])
+@pytest.mark.parametrize(
+    "leave",
+    [
+        a_child,
+        a_run_folder,
+        a_heap,
+        a_heap_of_this_process,
+        a_run_folder_of_this_process,
+        shared_memory_of_a_result,
+        a_port,
+        an_open_file,
+    ],
+)
 def test_what_is_left_is_found(leave: Callable[[Leftovers], AbstractContextManager[None]]) -> None:
-    left = Leftovers(own_files=True)
+    left = Leftovers(RESULTS, own_files=True)
     with leave(left):
         assert left.found()
         with pytest.raises(AssertionError, match="left behind"):
@@ -71,11 +146,18 @@ def test_what_is_left_is_found(leave: Callable[[Leftovers], AbstractContextManag
     left.assert_none()
 
 
-def test_what_another_server_uses_is_its_own() -> None:
-    with nothing_left() as left:
-        folder = make_run_dir()
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(folder / "engine"))
-            assert not left.found()
-        (folder / "engine").unlink()
-        folder.rmdir()
+def test_what_others_make_and_leave_is_not_blamed_on_who_did_not() -> None:
+    """As tests in other processes do, which run at the same time."""
+    with nothing_left(RESULTS) as left, ExitStack() as stack:
+        mine, folder = stack.enter_context(process("run folder"))
+        left.watch(mine.pid)
+        others = [stack.enter_context(process(work)) for work in ("child", "run folder", "heap")]
+        result = MEMORY / f"psm_{os.getpid()}"
+        result.touch()
+        stack.callback(result.unlink)
+        assert left.found() == [f"process {mine.pid}", f"{folder}"]
+        for other, _ in others:
+            other.kill()
+            other.wait()
+        assert left.found() == [f"process {mine.pid}", f"{folder}"]
+        assert all(made.exists() for _, made in others), "there is something to blame"
