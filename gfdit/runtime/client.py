@@ -45,6 +45,8 @@ class ControlClient:
         self.config = config
         self._alive: dict[str, msg.Submit] = {}
         self._unsent: list[msg.EngineMessage] = []  # while there is nobody to take them
+        self._calls: dict[int, int] = {}  # unanswered: to how many ranks
+        self._lost_calls: list[msg.CallDone] = []
         self._ready = False
         self._num_failures = 0  # control processes in a row that came to nothing
         self._context = zmq.Context()
@@ -74,7 +76,7 @@ class ControlClient:
         self._process_fd = os.pidfd_open(self._process.pid)
         for source in (self._control, self._process_fd):
             self._poller.register(source, zmq.POLLIN)
-        self._started_s = self._heard_s = self._checked_s = time.monotonic()
+        self.started_s = self._heard_s = self._checked_s = time.monotonic()
         self._heard = self._has_served = False
         self._told_s = 0.0
 
@@ -99,6 +101,8 @@ class ControlClient:
     def send(self, message: msg.EngineMessage) -> None:
         if isinstance(message, msg.Submit):
             self._alive.setdefault(message.request.id, message)
+        elif isinstance(message, msg.CallWorkers):
+            self._calls[message.call_id] = len(message.ranks)
         if self._heard or not self.config.epoch:
             push(self._control, message)
         elif not isinstance(message, msg.Submit):
@@ -127,6 +131,8 @@ class ControlClient:
             self._end_if_hanging()
         else:
             self._replace(self._how_it_ended(), self._process.returncode == HANGING_POLICY_EXIT)
+        messages += self._lost_calls
+        self._lost_calls = []
         return messages
 
     def _hear(self) -> list[msg.ControlMessage]:
@@ -141,6 +147,8 @@ class ControlClient:
                     raise RuntimeDownError(error)
                 case msg.Ready():
                     self._ready = True
+                case msg.CallDone(call_id):
+                    self._calls.pop(call_id, None)
                 case _ if isinstance(message, msg.RequestEnd):
                     self._has_served = True
                     self._alive.pop(message.request_id, None)
@@ -172,7 +180,7 @@ class ControlClient:
     def _replace(self, how: str, hung_in_policy: bool) -> None:
         """Have another control process go on with the workers that are there, and the requests that are alive."""
         config = self.config
-        was_steady = time.monotonic() - self._started_s > STEADY_S
+        was_steady = time.monotonic() - self.started_s > STEADY_S
         was_killed = self._process.returncode < 0 and self._has_served
         self._num_failures = 1 if was_steady or was_killed else self._num_failures + 1
         if not self._ready and not config.epoch:
@@ -184,6 +192,9 @@ class ControlClient:
             config = msgspec.structs.replace(config, without_policy=True)
         logger.error("the control process %s: another one goes on with %d requests", how, len(self._alive))
         self._drop_process()
+        answer = (False, b"the control process was replaced meanwhile; the call may be made again")
+        self._lost_calls = [msg.CallDone(call_id, [answer] * number) for call_id, number in self._calls.items()]
+        self._calls.clear()
         self.config = msgspec.structs.replace(config, epoch=config.epoch + 1)
         self._start()
 

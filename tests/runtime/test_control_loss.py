@@ -77,6 +77,13 @@ def test_what_was_made_is_not_made_again(lossy: Lossy) -> None:
     assert first.tasks[0].step_index > 5, first
 
 
+def test_a_call_that_nobody_will_answer_is_answered(lossy: Lossy) -> None:
+    os.kill(lossy.runtime.client.pid, signal.SIGSTOP)
+    replies = lossy.runtime.call("pid").replies
+    assert {ok for ok, _ in replies} == {False} and b"may be made again" in replies[0][1]
+    assert lossy.runtime.values("pid") == lossy.pids
+
+
 def test_again_and_again_at_random_moments(lossy: Lossy) -> None:
     draw, runtime = random.Random(5), lossy.runtime
     for index in range(6):

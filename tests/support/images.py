@@ -107,6 +107,16 @@ class Engine:
         """A method of every rank's worker; values by rank."""
         return self._run(self.omni.collective_rpc(method, args=args))[0]
 
+    def is_healthy(self) -> bool:
+        """What ``/health`` would say."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            self._run(self.omni.check_health())
+        except EngineDeadError:
+            return False
+        return True
+
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(HANG_S)
 
