@@ -8,7 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -35,64 +38,86 @@ class RuntimeDownError(RuntimeError):
     """The runtime is down for good; the message says why."""
 
 
+@dataclass(slots=True)
+class FromRuntime:
+    """What has come since the last time. ``ended``: the control process has."""
+
+    results: list[msg.Result] = field(default_factory=list)
+    from_control: list[msg.ControlMessage] = field(default_factory=list)
+    ended: bool = False
+
+
+class EngineLink(Protocol):
+    """The control process, as its parent has it, and the way to it; nothing but ``wait`` and the ends wait."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative if a signal has ended it."""
+
+    def start(self, config: RuntimeConfig) -> None:
+        """Start the control process of ``config``, the next one after :meth:`drop`."""
+
+    def wait(self, timeout_s: float) -> FromRuntime:
+        """Until something has come, the process has ended, :meth:`wake` was called or the time is over."""
+
+    def tell(self, message: msg.EngineMessage) -> None: ...
+
+    def wake(self) -> None:
+        """From any thread."""
+
+    def kill(self) -> None:
+        """Returns once it has ended."""
+
+    def drop(self) -> None:
+        """Leave a process that has ended, and what it had still to say or to hear."""
+
+    def close(self, grace_s: float) -> None:
+        """Have control process and workers end by themselves, or else killed after ``grace_s``; idempotent."""
+
+
 class ControlClient:
     """Owned by one thread at a time; only :meth:`wake` may be called from any thread.
 
     Requests that are alive are kept: a control process that takes the place of another is given them again.
     """
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(
+        self, config: RuntimeConfig, link: EngineLink | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.config = config
+        self._link = link or EngineSockets(config)
+        self._clock = clock
         self._alive: dict[str, msg.Submit] = {}
         self._unsent: list[msg.EngineMessage] = []  # while there is nobody to take them
         self._calls: dict[int, int] = {}  # unanswered: to how many ranks
         self._lost_calls: list[msg.CallDone] = []
         self._ready = False
         self._num_failures = 0  # control processes in a row that came to nothing
-        self._context = zmq.Context()
-        self._lease = grant_lease(config.lease_path)
-        self._results = open_socket(self._context, zmq.PULL, config.address("results"), bind=True)
-        self._decode_control = msg.decoder(msg.ControlMessage)
-        self._decode_result = msg.decoder(msg.Result)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self._poller = zmq.Poller()
-        for source in (self._results, self._wake_fd):
-            self._poller.register(source, zmq.POLLIN)
         self._start()
 
     def _start(self) -> None:
         """Start the control process of ``self.config``."""
-        self._control = open_socket(self._context, zmq.PAIR, self.config.engine_address, bind=True)
-        # The write end of this pipe stays open for as long as this process lives: its end of file is how
-        # the control process learns that the engine is gone, however it went.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "gfdit.runtime.control_process"],
-            stdin=subprocess.PIPE,
-            start_new_session=False,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
-        self._process.stdin.flush()
-        self._process_fd = os.pidfd_open(self._process.pid)
-        for source in (self._control, self._process_fd):
-            self._poller.register(source, zmq.POLLIN)
-        self.started_s = self._heard_s = self._checked_s = time.monotonic()
+        self._link.start(self.config)
+        self._started_s = self._heard_s = self._checked_s = self._clock()
         self._heard = self._has_served = False
         self._told_s = 0.0
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._link.returncode is None
 
     @property
     def pid(self) -> int:
         """Of the control process."""
-        return self._process.pid
+        return self._link.pid
 
     def wait_ready(self) -> None:
         """Block until every worker has loaded the model. Raises :class:`RuntimeDownError` if one cannot."""
-        deadline_s = time.monotonic() + self.config.start_timeout_s + 30
-        while time.monotonic() < deadline_s:
+        deadline_s = self._clock() + self.config.start_timeout_s + 30
+        while self._clock() < deadline_s:
             self.receive(1.0)
             if self._ready:
                 return
@@ -104,13 +129,13 @@ class ControlClient:
         elif isinstance(message, msg.CallWorkers):
             self._calls[message.call_id] = len(message.ranks)
         if self._heard or not self.config.epoch:
-            push(self._control, message)
+            self._link.tell(message)
         elif not isinstance(message, msg.Submit):
             self._unsent.append(message)
 
     def wake(self) -> None:
         """Make a blocked :meth:`receive` return."""
-        os.eventfd_write(self._wake_fd, 1)
+        self._link.wake()
 
     def receive(self, timeout_s: float | None) -> list[msg.ControlMessage | msg.Result]:
         """Messages that have arrived, results first; waits for one, for :meth:`wake` or for the timeout.
@@ -118,27 +143,22 @@ class ControlClient:
         A control process that has ended or hangs is replaced meanwhile. Raises :class:`RuntimeDownError` if that
         does not help, and on a fatal message.
         """
-        if time.monotonic() - self._told_s > ALIVE_INTERVAL_S:
-            self._told_s = time.monotonic()
-            push(self._control, msg.Alive())
-        longest_s = ALIVE_INTERVAL_S if timeout_s is None else min(timeout_s, ALIVE_INTERVAL_S)
-        ready = dict(self._poller.poll(max(0, int(longest_s * 1000))))
-        if self._wake_fd in ready:
-            os.eventfd_read(self._wake_fd)
-        messages: list[msg.ControlMessage | msg.Result] = received(self._results, self._decode_result)
-        messages += self._hear()
-        if messages or self._process_fd not in ready:
+        if self._clock() - self._told_s > ALIVE_INTERVAL_S:
+            self._told_s = self._clock()
+            self._link.tell(msg.Alive())
+        arrived = self._link.wait(ALIVE_INTERVAL_S if timeout_s is None else min(timeout_s, ALIVE_INTERVAL_S))
+        messages: list[msg.ControlMessage | msg.Result] = [*arrived.results, *self._hear(arrived.from_control)]
+        if messages or not arrived.ended:
             self._end_if_hanging()
         else:
-            self._replace(self._how_it_ended(), self._process.returncode == HANGING_POLICY_EXIT)
+            self._replace(self._how_it_ended(), self._link.returncode == HANGING_POLICY_EXIT)
         messages += self._lost_calls
         self._lost_calls = []
         return messages
 
-    def _hear(self) -> list[msg.ControlMessage]:
-        messages: list[msg.ControlMessage] = received(self._control, self._decode_control)
+    def _hear(self, messages: list[msg.ControlMessage]) -> list[msg.ControlMessage]:
         for message in messages:
-            self._heard_s = time.monotonic()
+            self._heard_s = self._clock()
             if not self._heard:
                 self._heard = True
                 self._resubmit()
@@ -161,7 +181,7 @@ class ControlClient:
 
         Who was stopped himself has heard nobody, and begins to listen anew.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         limit_s = self.config.control_timeout_s + self.config.policy_timeout_s
         if now_s - self._checked_s > limit_s / 2:
             self._heard_s = now_s
@@ -169,19 +189,20 @@ class ControlClient:
         if not self._heard:
             limit_s = max(limit_s, LOADING_S)
         if now_s - self._heard_s > limit_s:
-            self._process.kill()
-            self._process.wait()
+            self._link.kill()
             self._replace(f"was silent for {limit_s:g} s", was_thinking(self.config.policy_mark_path))
 
     def _how_it_ended(self) -> str:
-        code = self._process.wait()
+        code = self._link.returncode
+        assert code is not None, "it has ended"
         return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
 
     def _replace(self, how: str, hung_in_policy: bool) -> None:
         """Have another control process go on with the workers that are there, and the requests that are alive."""
         config = self.config
-        was_steady = time.monotonic() - self.started_s > STEADY_S
-        was_killed = self._process.returncode < 0 and self._has_served
+        was_steady = self._clock() - self._started_s > STEADY_S
+        code = self._link.returncode
+        was_killed = code is not None and code < 0 and self._has_served
         self._num_failures = 1 if was_steady or was_killed else self._num_failures + 1
         if not self._ready and not config.epoch:
             raise RuntimeDownError(f"the control process {how} while it started")
@@ -191,7 +212,7 @@ class ControlClient:
             logger.error("policy %r does not come back: first come, first served from now on", config.policy)
             config = msgspec.structs.replace(config, without_policy=True)
         logger.error("the control process %s: another one goes on with %d requests", how, len(self._alive))
-        self._drop_process()
+        self._link.drop()
         answer = (False, b"the control process was replaced meanwhile; the call may be made again")
         self._lost_calls = [msg.CallDone(call_id, [answer] * number) for call_id, number in self._calls.items()]
         self._calls.clear()
@@ -206,10 +227,74 @@ class ControlClient:
         if not self.config.epoch:
             return
         for message in (*self._alive.values(), msg.Resubmitted(), *self._unsent):
-            push(self._control, message)
+            self._link.tell(message)
         self._unsent.clear()
 
-    def _drop_process(self) -> None:
+    def close(self, grace_s: float = 20.0) -> None:
+        """Stop control process and workers; idempotent."""
+        self._link.close(grace_s)
+
+
+class EngineSockets:
+    """An :class:`EngineLink` of ZeroMQ sockets and a child process."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._run_dir = Path(config.run_dir)
+        self._context = zmq.Context()
+        self._lease = grant_lease(config.lease_path)
+        self._results = open_socket(self._context, zmq.PULL, config.address("results"), bind=True)
+        self._decode_control = msg.decoder(msg.ControlMessage)
+        self._decode_result = msg.decoder(msg.Result)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        for source in (self._results, self._wake_fd):
+            self._poller.register(source, zmq.POLLIN)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def start(self, config: RuntimeConfig) -> None:
+        self._control = open_socket(self._context, zmq.PAIR, config.engine_address, bind=True)
+        # The write end of this pipe stays open for as long as this process lives: its end of file is how
+        # the control process learns that the engine is gone, however it went.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gfdit.runtime.control_process"],
+            stdin=subprocess.PIPE,
+            start_new_session=False,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.flush()
+        self._process_fd = os.pidfd_open(self._process.pid)
+        for source in (self._control, self._process_fd):
+            self._poller.register(source, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> FromRuntime:
+        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        if ended := self._process_fd in ready:
+            self._process.wait()
+        return FromRuntime(
+            received(self._results, self._decode_result), received(self._control, self._decode_control), ended
+        )
+
+    def tell(self, message: msg.EngineMessage) -> None:
+        push(self._control, message)
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def drop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         for source in (self._control, self._process_fd):
@@ -217,8 +302,7 @@ class ControlClient:
         self._control.close(linger=0)
         os.close(self._process_fd)
 
-    def close(self, grace_s: float = 20.0) -> None:
-        """Stop control process and workers; idempotent."""
+    def close(self, grace_s: float) -> None:
         if self._lease < 0:
             return
         assert self._process.stdin is not None
@@ -226,12 +310,11 @@ class ControlClient:
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         # Workers that no control process has ended end by themselves.
         os.close(self._lease)
         self._lease = -1
         self._context.destroy(linger=0)
         os.close(self._process_fd)
         os.close(self._wake_fd)
-        shutil.rmtree(Path(self.config.run_dir), ignore_errors=True)
+        shutil.rmtree(self._run_dir, ignore_errors=True)

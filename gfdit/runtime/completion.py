@@ -55,11 +55,14 @@ class Mark(Protocol):
 class HostMonitor:
     """The host is the device: work has been done when it has been launched."""
 
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+
     def begin(self, work: Work) -> None:
-        work.started(time.monotonic())
+        work.started(self._clock())
 
     def end(self, work: Work) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         work.dispatched(now_s)
         work.finished(now_s)
 

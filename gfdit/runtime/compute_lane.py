@@ -163,8 +163,11 @@ class ComputeLane:
         """Both lanes are through with what the last control process wanted: say what has come of it."""
         self._monitor.drain()
         generation = max(self._generation, self._migration.await_reconnected(first_id))
-        sound = [held for held in self.executor.holdings() if self.made_by.is_sound(held.artifact)]
-        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, tuple(sound), generation))
+        held = self.executor.holdings()
+        unsound = [one.artifact for one in held if not self.made_by.is_sound(one.artifact)]
+        self.executor.free(self.made_by.forget(unsound))  # nobody would, of what is not told
+        sound = tuple(one for one in held if one.artifact not in unsound)
+        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation))
 
 
 class TaskWork:

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import CostTable
@@ -42,8 +43,9 @@ USAGE_INTERVAL_S = 0.5
 ENGINE_SILENT_S = 30.0
 # Workers that are still at a step are not waited for by requests that need them not.
 RECONNECT_S = 2.0
-# Above any generation that an edge can be in of which no worker has told.
-GENERATIONS_AHEAD = 64
+# No control process resets an edge more often. Workers tell the generations of their edges, but all that could may
+# have been replaced since, and what they wrote to the heap is still there.
+GENERATIONS_AHEAD = 256
 _CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
 
 
@@ -60,10 +62,12 @@ class ControlProcess:
         supervisor: Supervisor,
         claims: Claims,
         clock: Callable[[], float] = time.monotonic,
+        plane: ControlPlane | None = None,
     ) -> None:
+        """``plane`` is by default the one that ``config`` asks for."""
         costs = None if config.costs_path is None else CostTable.load(config.costs_path)
         self.config = config
-        self.plane = make_plane(config, costs)
+        self.plane = plane or make_plane(config, costs)
         self.stopping = False
         self._port = port
         self._supervisor = supervisor
@@ -80,6 +84,7 @@ class ControlProcess:
         self._calls = PendingCalls()
         self._restarts: deque[cmd.RestartRank] = deque()
         self._owing: dict[int, float] = {}  # ranks that have to answer, and until when
+        self._generation = 0  # of which no edge is ahead, as far as the workers have told
         self._wake_at_s: float | None = None
         self._alive_at_s = self._usage_at_s = 0.0
         self._usage = [0] * config.num_ranks
@@ -171,6 +176,8 @@ class ControlProcess:
         while not self.stopping and not (told and (awaited <= ready.keys() or self._clock() > deadline_s)):
             arrived = self._wait(ALIVE_INTERVAL_S / 5)
             for message in arrived.from_workers:
+                if isinstance(message, msg.WorkerReady) and message.first_id != config.first_id:
+                    continue  # it was loading, or this is what it told the control process before
                 if isinstance(message, msg.WorkerReady) and message.rank in awaited:
                     self._supervisor.hear(message.rank, message.incarnation, ready=True)
                     ready[message.rank] = message
@@ -190,7 +197,8 @@ class ControlProcess:
         self._claims.forget_before(config.first_id)
         for submit in alive:
             self._payloads[submit.request.id] = submit.payload
-        generation = max([message.generation for message in ready.values()], default=0) + GENERATIONS_AHEAD
+        newest = max([message.generation for message in ready.values()], default=0)
+        self._generation = max(newest, config.epoch * GENERATIONS_AHEAD) + GENERATIONS_AHEAD
         self._feed(
             ev.Reconnected(
                 tuple((submit.request, submit.graph) for submit in alive),
@@ -198,7 +206,7 @@ class ControlProcess:
                     (rank, tuple((held.artifact, held.layout, held.view) for held in ready[rank].holdings))
                     for rank in sorted(ready)
                 ),
-                generation,
+                self._generation,
             )
         )
         logger.warning(
@@ -313,6 +321,11 @@ class ControlProcess:
     def _on_ready(self, message: msg.WorkerReady) -> None:
         rank = message.rank
         if not self._supervisor.hear(rank, message.incarnation, ready=True):
+            return
+        if message.first_id != (self.config.first_id if rank in self._owing else 0):
+            return  # told to the control process before, or told before what that asks of it
+        if message.generation > self._generation:
+            self._lose_worker(rank, "it told too late which generation its edges are in")
             return
         self._owing.pop(rank, None)
         if message.holdings:  # it has come too late for the others to go on from that

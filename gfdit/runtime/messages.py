@@ -158,11 +158,13 @@ class Holding(Message, frozen=True, tag=False):
 class WorkerReady(Message, frozen=True):
     """The model is loaded. ``incarnation`` as in :class:`~gfdit.runtime.config.RuntimeConfig`.
 
-    In answer to :class:`Reconnect` also what it holds, and the highest ``generation`` of its edges.
+    In answer to :class:`Reconnect`, whose ``first_id`` it repeats, also what it holds, and the highest
+    ``generation`` of its edges.
     """
 
     rank: int
     incarnation: int
+    first_id: int = 0
     holdings: tuple[Holding, ...] = ()
     generation: int = 0
 

@@ -67,7 +67,7 @@ class Runtime:
 
     def wait_ready(self) -> None:
         self.client.wait_ready()
-        self.left.watch(self.client._process.pid)
+        self.left.watch(self.client.pid)
 
     def submit(self, name: str, script: str, payload: str = "0.001", num_steps: int = 4) -> None:
         request = Request(
@@ -115,7 +115,7 @@ class Runtime:
         """And see that nothing is left. Once more does nothing."""
         if not hasattr(self, "heap"):
             return
-        self.left.watch(self.client._process.pid)
+        self.left.watch(self.client.pid)
         self.client.close()
         self.heap.unlink()
         del self.heap

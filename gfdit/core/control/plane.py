@@ -151,7 +151,9 @@ class ControlPlane:
             news |= self._end_unstarted()
         if self._quarantine.suspected:
             news |= self._settle_suspicions()
-        if (self._unseen and self._let_in()) or news:
+        # Again where scheduling has ended a request: it leaves room for others, of which no event will tell.
+        while (self._unseen and self._let_in()) or news:
+            news = False
             self._version += 1
             self._schedule()
         return self._commands
@@ -825,8 +827,10 @@ class ControlPlane:
                 if name in artifacts:
                     artifacts[name].holders[rank] = layout
                     artifacts[name].view = view
-        for record in state.requests.values():
+        for record in list(state.requests.values()):
             restore(record)
+            if record.num_finished == len(record.graph.tasks):
+                self._settle(record)  # only that was lost
         self._resets.skip_to(event.generation)
         if len(present) > 1:
             for lane in LANES:

@@ -124,6 +124,8 @@ class ClusterState:
         """After artifacts or a dispatch of it were lost: make ready what has to run, perhaps again."""
         for task in rewind(record):
             self._block(record, task, TaskState.WAITING)
+        if not record.visible:
+            return  # it has come from the last control plane, and waits for memory still
         self.refresh_ready(record)
         self._refresh(record)
         self.offer_ready(record)
