@@ -146,7 +146,8 @@ class ControlClient:
         if self._clock() - self._told_s > ALIVE_INTERVAL_S:
             self._told_s = self._clock()
             self._link.tell(msg.Alive())
-        arrived = self._link.wait(ALIVE_INTERVAL_S if timeout_s is None else min(timeout_s, ALIVE_INTERVAL_S))
+        longest_s = min(ALIVE_INTERVAL_S, self._silence_s / 4)
+        arrived = self._link.wait(longest_s if timeout_s is None else min(timeout_s, longest_s))
         messages: list[msg.ControlMessage | msg.Result] = [*arrived.results, *self._hear(arrived.from_control)]
         if messages or not arrived.ended:
             self._end_if_hanging()
@@ -181,8 +182,7 @@ class ControlClient:
 
         Who was stopped himself has heard nobody, and begins to listen anew.
         """
-        now_s = self._clock()
-        limit_s = self.config.control_timeout_s + self.config.policy_timeout_s
+        now_s, limit_s = self._clock(), self._silence_s
         if now_s - self._checked_s > limit_s / 2:
             self._heard_s = now_s
         self._checked_s = now_s
@@ -191,6 +191,11 @@ class ControlClient:
         if now_s - self._heard_s > limit_s:
             self._link.kill()
             self._replace(f"was silent for {limit_s:g} s", was_thinking(self.config.policy_mark_path))
+
+    @property
+    def _silence_s(self) -> float:
+        """How long the control process may be silent: as long as its policy may think, and longer."""
+        return self.config.control_timeout_s + self.config.policy_timeout_s
 
     def _how_it_ended(self) -> str:
         code = self._link.returncode
