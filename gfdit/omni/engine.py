@@ -32,7 +32,7 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
-from gfdit.core.tasks import Request, Shape, TaskKind, with_candidates
+from gfdit.core.tasks import Request, TaskKind, with_candidates
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
@@ -68,6 +68,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self.num_ranks = _resolve_ranks(od_config, self.settings)
         od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
+        self.adapter.limits = self.settings.limits
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:
@@ -107,7 +108,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 size = 128 if current_omni_platform.device_type == "cpu" else 512
             request = self._make_dummy_request(height=size, width=size, guidance_scale=0.0, num_inference_steps=2)
             if size and request is not None:
-                request = self._prepare_request_for_admission(request)
+                request = super()._prepare_request_for_admission(request)  # may be larger than any client's
                 seconds = self.executor.collective_rpc(
                     "gfdit_warm_up", args=(request, self._sequence_parallel), unique_reply_rank=0
                 )
@@ -124,6 +125,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _prepare_request_for_admission(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
         """What the model's own preprocessing refuses is the client's mistake: an input image that is missing."""
         try:
+            self.settings.limits.check_fields(request.sampling_params)
             return super()._prepare_request_for_admission(request)
         except OmniClientError:
             raise
@@ -133,18 +135,20 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
         """Check and convert the request, enter it in the table and queue it for the control process.
 
-        Raises ``OmniClientError``: HTTP 400 naming the field for what the client got wrong, 429 for a request too
-        many.
+        Raises ``OmniClientError``: HTTP 400 naming the field for what the client got wrong, 413 for more input
+        than a request may have, 429 for a request too many.
         """
         arrival_s = time.monotonic()
         if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
-            message = f"{self.settings.max_requests} requests are alive already (retry after 1 s)"
-            raise OmniClientError(message, status_code=429, error_type="TooManyRequests")
+            raise _too_many(f"{self.settings.max_requests} requests are alive already")
         try:
             submission = self._convert(request, arrival_s)
         except ValueError as error:
             raise OmniClientError(str(error)) from error
+        num_bytes = len(submission.payload)
+        self._check_payload(num_bytes)
         request_id = super()._add_prepared_request(request)
+        self.scheduler.count_payload(request_id, num_bytes)
         self._submissions.put(submission)
         self.executor.wake()
         return request_id
@@ -155,7 +159,6 @@ class ElasticDiffusionEngine(DiffusionEngine):
         max_sp = options.max_sp if self._sequence_parallel else 1
         trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
-        self._check_size(shape)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
         graph = with_candidates(
             trajectory.graph, TaskKind.DECODE, decode_candidates(self._tiling, shape, num_decoders)
@@ -174,15 +177,16 @@ class ElasticDiffusionEngine(DiffusionEngine):
         )
         return msg.Submit(wire_request, graph, pickle.dumps(request))
 
-    def _check_size(self, shape: Shape) -> None:
-        frame = shape.height * shape.width
-        if frame > self.settings.max_pixels:
-            raise ValueError(
-                f"size {shape} has {frame} pixels a frame, at most {self.settings.max_pixels} are allowed"
+    def _check_payload(self, num_bytes: int) -> None:
+        """Prompt and input images are kept in three processes until the request ends."""
+        settings = self.settings
+        if num_bytes > settings.max_payload_bytes:
+            message = (
+                f"prompt and input images take {num_bytes} bytes, at most {settings.max_payload_bytes} are allowed"
             )
-        if shape.num_frames > 1 and (pixels := frame * shape.num_frames) > self.settings.max_video_pixels:
-            allowed = self.settings.max_video_pixels
-            raise ValueError(f"num_frames: {shape} has {pixels} pixels, at most {allowed} are allowed")
+            raise OmniClientError(message, status_code=413, error_type="PayloadTooLarge")
+        if self.scheduler.payload_bytes + num_bytes > settings.max_queued_bytes:
+            raise _too_many(f"prompts and input images of requests take {settings.max_queued_bytes} bytes already")
 
     def abort(self, request_id: Any) -> None:
         super().abort(request_id)
@@ -393,6 +397,10 @@ def _answer(task: _RpcTask, value: Any, error: BaseException | None = None) -> N
             task.future.set_result(value)
         else:
             task.future.set_exception(error)
+
+
+def _too_many(what: str) -> OmniClientError:
+    return OmniClientError(f"{what} (retry after 1 s)", status_code=429, error_type="TooManyRequests")
 
 
 def _error_output(message: msg.Ended) -> DiffusionOutput:

@@ -32,8 +32,11 @@ ROOT = Path(__file__).parents[2]
         (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
     ],
 )
-def test_serve_refuses_before_it_starts(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_before_it_starts(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = [] if argv[0].startswith(".") else ["some/model"]
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("it starts"))
     assert main(["serve", *model, *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1
@@ -80,9 +83,20 @@ def test_settings_that_cannot_be_elastic(make_config: Callable[..., Any], fields
     ("given", "message"),
     [
         ({"rank": 2}, "no setting 'rank', known: policy,"),
-        ({"ranks": "two"}, "ranks"),
-        ({"ranks": 0}, "'ranks' must be at least 1"),
+        ({"ranks": "two"}, "'ranks' is 'two': expected int"),
+        ({"ranks": 0}, "'ranks' is 0: expected int >= 1"),
         ({"policy": "nope"}, "known: "),
+        ({"policy_args": ["group_size"]}, "'policy_args' is .*: expected object"),
+        ({"max_steps": 0}, "'max_steps' is 0: expected int >= 1"),
+        ({"max_outputs": 0}, "'max_outputs' is 0: expected int >= 1"),
+        ({"max_payload_bytes": 0}, "'max_payload_bytes' is 0: expected int >= 1"),
+        ({"max_queued_bytes": -1}, "'max_queued_bytes' is -1: expected int >= 1"),
+        ({"max_queue_s": 0}, "'max_queue_s' is 0: expected float > 0"),
+        ({"control_timeout_s": 0}, "'control_timeout_s' is 0: expected float > 0"),
+        ({"control_timeout_s": float("nan")}, "'control_timeout_s' is nan: expected float > 0"),
+        ({"start_timeout_s": float("inf")}, "'start_timeout_s' is inf: expected float <= 1000000"),
+        ({"max_control_restarts": -1}, "'max_control_restarts' is -1: expected int >= 0"),
+        ({"run_ahead": 2}, "'run_ahead' is 2: expected int <= 1"),
     ],
 )
 def test_bad_settings_are_named(given: dict[str, Any], message: str) -> None:

@@ -109,7 +109,7 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
         for number in range(3):
             assert_serves(engine, f"r{number}")
         table = engine.scheduler
-        assert not table._request_states and not table._finished_req_ids
+        assert not table._request_states and not table._finished_req_ids and not table.payload_bytes
 
 
 # The loop ends

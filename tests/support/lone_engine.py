@@ -103,6 +103,7 @@ class LoneEngine(ElasticDiffusionEngine):
         self.pre_process_func: Any = None
         self.post_process_func = self.prefix_cache_func = None
         self.adapter = StepExecutionAdapter(od_config, _NUM_RANKS)
+        self.adapter.limits = self.settings.limits
 
     def _init_executor(self, od_config: OmniDiffusionConfig) -> None:
         self.executor = LoneExecutor(od_config, self.settings, self.num_ranks)
