@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,14 @@ ROOT = Path(__file__).parents[2]
             "has no times of 'some/model', known: qwen-image; see --model-name",
         ),
         (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
+        (["--set", "start_timeout_s"], "--set takes KEY=VALUE"),
+        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: adapter, mask_sp_padding,"),
+        (["--set", "start_timeout_s=long"], "--set start_timeout_s=long: Expected float"),
+        (["--set", "control_timeout_s=0"], "--set control_timeout_s=0: Expected float > 0"),
+        (["--set", "ranks=2"], "--set ranks: use --ranks"),
+        (["--", "--stage-overrides", "{}"], "--stage-overrides would replace the one that selects gfdit's engine"),
+        (["--", "--stage-overrides={}"], "--stage-overrides would replace"),
+        (["--", "--stage_overrides", "{}"], "--stage_overrides would replace"),
     ],
 )
 def test_serve_refuses_before_it_starts(
@@ -40,6 +50,25 @@ def test_serve_refuses_before_it_starts(
     assert main(["serve", *model, *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1
+
+
+def test_serve_sets_what_has_no_option_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        became.append(command)
+        sys.exit()
+
+    monkeypatch.setattr("os.execv", become)
+    argv = ["--set", "start_timeout_s=1800", "--set", "max_queue_s=null", "--set", "mask_sp_padding=false"]
+    with pytest.raises(SystemExit):
+        main(["serve", "some/model", *argv, "--", "--stage-init-timeout", "900"])
+    (command,) = became
+    stage = json.loads(command[command.index("--stage-overrides") + 1])["0"]
+    given = stage["additional_config"]["gfdit"]
+    assert given["start_timeout_s"] == 1800.0 and given["max_queue_s"] is None
+    assert given["mask_sp_padding"] is False
+    assert command[-2:] == ["--stage-init-timeout", "900"]
 
 
 @pytest.fixture(scope="module")
