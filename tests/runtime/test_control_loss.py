@@ -27,7 +27,7 @@ class Lossy:
 
     def __init__(self, folder: Path) -> None:
         self.recording = folder / "recording.jsonl"
-        self.runtime = Runtime(control_timeout_s=1.0, max_control_restarts=1, record_path=str(self.recording))
+        self.runtime = Runtime(control_timeout_s=3.0, record_path=str(self.recording))
         self.runtime.wait_ready()
         self.pids = self.runtime.values("pid")
 
