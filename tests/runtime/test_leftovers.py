@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -48,13 +49,14 @@ def process(work: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         made = Path(running.stdout.readline().strip())
-        yield running, made
-        running.kill()
-    if made.is_dir() and made.parent == MEMORY:
-        (made / "engine").unlink()
-        made.rmdir()
-    elif made.is_file():
-        made.unlink()
+        try:
+            yield running, made
+        finally:
+            running.kill()
+            if work == "run folder":
+                shutil.rmtree(made)
+            elif work == "heap":
+                made.unlink()
 
 
 @contextmanager
