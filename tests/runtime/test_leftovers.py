@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gfdit.comm import SharedMemoryHeap
@@ -46,82 +49,82 @@ def process(work: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         made = Path(running.stdout.readline().strip())
-        yield running, made
-        running.kill()
-    if made.is_dir() and made.parent == MEMORY:
-        (made / "engine").unlink()
-        made.rmdir()
-    elif made.is_file():
-        made.unlink()
+        try:
+            yield running, made
+        finally:
+            running.kill()
+            if work == "run folder":
+                shutil.rmtree(made)
+            elif work == "heap":
+                made.unlink()
 
 
 @contextmanager
-def of_a_killed_process(left: Leftovers, work: str) -> Iterator[None]:
-    with process(work) as (running, _):
-        left.watch(running.pid)
-        running.kill()
-        running.wait()
-        yield
+def a_child(left: Leftovers) -> Iterator[str]:
+    with process("child") as (parent, _):
+        left.watch(parent.pid)
+        (child,) = psutil.Process(parent.pid).children()
+        parent.kill()
+        parent.wait()
+        yield f"process {child.pid}"
 
 
 @contextmanager
-def a_child(left: Leftovers) -> Iterator[None]:
-    with of_a_killed_process(left, "child"):
-        yield
+def of_a_killed_process(left: Leftovers, work: str) -> Iterator[str]:
+    with process(work) as (maker, made):
+        left.watch(maker.pid)
+        maker.kill()
+        maker.wait()
+        yield f"{made}"
+
+
+def a_run_folder(left: Leftovers) -> AbstractContextManager[str]:
+    return of_a_killed_process(left, "run folder")
+
+
+def a_heap(left: Leftovers) -> AbstractContextManager[str]:
+    return of_a_killed_process(left, "heap")
 
 
 @contextmanager
-def a_run_folder(left: Leftovers) -> Iterator[None]:
-    with of_a_killed_process(left, "run folder"):
-        yield
-
-
-@contextmanager
-def a_heap(left: Leftovers) -> Iterator[None]:
-    with of_a_killed_process(left, "heap"):
-        yield
-
-
-@contextmanager
-def a_heap_of_this_process(left: Leftovers) -> Iterator[None]:
-    heap = SharedMemoryHeap.create(1)
-    yield
-    heap.unlink()
-
-
-@contextmanager
-def a_run_folder_of_this_process(left: Leftovers) -> Iterator[None]:
+def a_run_folder_of_this_process(left: Leftovers) -> Iterator[str]:
     folder = make_run_dir()
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(folder / "engine"))
-        left.watch(
-            os.getpid() + 2**22
-        )  # nobody: what counts is that something is watched while the socket is bound
-    yield
+        left.watch(0)  # there is no such process, but the socket is seen
+    yield f"{folder}"
     (folder / "engine").unlink()
     folder.rmdir()
 
 
 @contextmanager
-def shared_memory_of_a_result(left: Leftovers) -> Iterator[None]:
+def a_heap_of_this_process(left: Leftovers) -> Iterator[str]:
+    heap = SharedMemoryHeap.create(1)
+    yield heap.path
+    heap.unlink()
+
+
+@contextmanager
+def shared_memory_of_a_result(left: Leftovers) -> Iterator[str]:
     """That its maker has closed, and nobody has taken."""
     made = MEMORY / f"{RESULTS}{os.getpid()}"
     made.touch()
-    yield
+    yield f"{made}"
     made.unlink()
 
 
 @contextmanager
-def a_port(left: Leftovers) -> Iterator[None]:
+def a_port(left: Leftovers) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        left.watch(0, server.getsockname()[1])
-        yield
+        port = server.getsockname()[1]
+        left.watch(0, port)
+        yield f"port {port}"
 
 
 @contextmanager
-def an_open_file(left: Leftovers) -> Iterator[None]:
+def an_open_file(left: Leftovers) -> Iterator[str]:
     with tempfile.TemporaryFile():
-        yield
+        yield "1 open files"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +133,18 @@ def an_open_file(left: Leftovers) -> Iterator[None]:
         a_child,
         a_run_folder,
         a_heap,
-        a_heap_of_this_process,
         a_run_folder_of_this_process,
+        a_heap_of_this_process,
         shared_memory_of_a_result,
         a_port,
         an_open_file,
     ],
 )
-def test_what_is_left_is_found(leave: Callable[[Leftovers], AbstractContextManager[None]]) -> None:
-    left = Leftovers(RESULTS, own_files=True)
-    with leave(left):
-        assert left.found()
-        with pytest.raises(AssertionError, match="left behind"):
+def test_what_is_left_is_found(leave: Callable[[Leftovers], AbstractContextManager[str]]) -> None:
+    left = Leftovers(RESULTS, own_files=leave is an_open_file)
+    with leave(left) as made:
+        assert left.found() == [made]
+        with pytest.raises(AssertionError, match=f"left behind: {re.escape(made)}"):
             left.assert_none(timeout_s=0.2)
     left.assert_none()
 
