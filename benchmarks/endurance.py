@@ -24,9 +24,9 @@ from statistics import fmean
 from typing import Any
 
 import psutil
-from gfdit.cli.provenance import provenance, source_lines, write_report
 
 from gfdit.cli.main import main as gfdit
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.omni.plugin import prepare_cpu_process
 from gfdit.runtime.host_memory import KEPT_BYTES, FreedMemory
 from tests.support.images import ImageRequest
