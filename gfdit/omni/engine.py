@@ -265,7 +265,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             submission = self._submissions.get()
             request_id = submission.request.id
             if self._is_live(request_id):
-                with guarded(f"submitting {request_id}", partial(self._fail_request, request_id)):
+                with guarded(f"submitting {request_id!a}", partial(self._fail_request, request_id)):
                     self.executor.send(submission)
                     self._num_alive += 1
 

@@ -44,6 +44,31 @@ def test_images_are_those_of_an_undisturbed_server(
     assert engine.drained()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)])
+def test_a_lost_control_process_changes_no_image(
+    engine: Engine, recording_path: Path, number: signal.Signals
+) -> None:
+    scripts = ("sp4@0,1,2,3", "sp1@2", "sp2@2,3 sp2@0,1", "sp1@1")
+    requests = [ImageRequest(256, 256, steps=12, seed=7 + k).under(script) for k, script in enumerate(scripts)]
+    expected = engine.images(requests)
+    pids = [described["pid"] for described in engine.call("gfdit_describe")]
+    with recorded_from_now(recording_path) as recorded, ThreadPoolExecutor() as pool:
+        answers = pool.submit(engine.images, requests)
+        wait_until(lambda: min(recorded.num_steps(script) for script in scripts) > 2, "all requests run")
+        os.kill(control_process().pid, number)
+        while not answers.done():
+            assert engine.is_healthy()
+        images = answers.result()
+    assert [image.tobytes() for image in images] == [image.tobytes() for image in expected]
+    assert [described["pid"] for described in engine.call("gfdit_describe")] == pids
+    assert engine.drained()
+
+
+def control_process() -> psutil.Process:
+    children = psutil.Process().children(recursive=True)
+    return next(child for child in children if "gfdit.runtime.control_process" in child.cmdline())
+
+
 def when_back(engine: Engine) -> list[dict[str, Any]]:
     """What all ranks say of themselves."""
 
