@@ -46,7 +46,7 @@ class Watched(ControlPlane):
 
     def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
         commands = super().handle(event, now_s)
-        self.most_bytes = max(self.most_bytes, *self.state.artifact_bytes().values())
+        self.most_bytes = max([self.most_bytes, *self.state.artifact_bytes().values()])
         started = sum(record.started for record in self.state.requests.values())
         self.most_started = max(self.most_started, started)
         return commands
