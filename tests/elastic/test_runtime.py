@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+import numpy as np
 
+from gfdit.core.commands import ReportFault
 from gfdit.observe.timeline import read_timeline
 from gfdit.sim.replay import replay
 from tests.elastic.recorded import recorded_from_now
+from tests.elastic.test_faults import when_back
 from tests.support.images import Engine, ImageRequest
 from tests.support.waiting import wait_until
 
@@ -45,28 +47,33 @@ def decoded(timeline: Path) -> set[str]:
     return {span.request for span in read_timeline(timeline) if span.kind == "decode"}
 
 
-def test_a_failing_member_fails_its_request_only(engine: Engine) -> None:
+def test_a_member_that_fails_costs_no_request(engine: Engine) -> None:
     good = ImageRequest(128, 128).under("sp2@0,1")
     expected = engine.image(good)
     engine.call("fail_on", 3)
-    with pytest.raises(Exception, match="sabotage"):
-        engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+    image = engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+    assert np.abs(image.astype(int) - expected.astype(int)).max() <= 1, "some steps ran on fewer ranks"
+    when_back(engine)  # it has failed twice in a row, and was replaced
+    engine.watch_workers()
     engine.call("fail_on", None)
     # Peers have left the collective, without a time-out: there is none. Its edges work again.
     assert engine.image(good).tobytes() == expected.tobytes()
     assert engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3")).tobytes() == expected.tobytes()
 
 
-def test_a_decision_that_breaks_a_rule_is_named_and_the_server_goes_on(engine: Engine) -> None:
+def test_a_decision_that_breaks_a_rule_is_named_and_the_request_served(
+    engine: Engine, recording_path: Path
+) -> None:
     for script, rule in (
         ("sp2@0", "sp x cfg must equal the number of ranks"),
         ("sp3@0,1,2", "sp3 is not feasible"),
         ("cfg2@0,1", "cfg2xsp1 is not feasible"),
         ("sp2@1,1", "named twice"),
     ):
-        with pytest.raises(Exception, match="layout-script") as failure:
-            engine.image(ImageRequest(128, 128).under(script))
-        assert rule in str(failure.value) and "denoise/0" in str(failure.value)
+        with recorded_from_now(recording_path) as recorded:
+            assert engine.image(ImageRequest(128, 128).under(script)).shape == (1, 128, 128, 3)
+            told = [entry.message for entry in recorded.entries() if isinstance(entry, ReportFault)]
+        assert any(rule in message and "denoise/0" in message for message in told), told
     assert engine.image(ImageRequest(128, 128).under("sp1@0")).shape == (1, 128, 128, 3)
 
 

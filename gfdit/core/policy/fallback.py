@@ -37,7 +37,7 @@ class FirstComeFirstServed:
 
 
 REPEAT_S = 60.0
-_WITH_DIGITS = re.compile(r"\S*\d\S*")
+_NAMES_AND_NUMBERS = re.compile(r"\S*/\S*|(?<!\S)[\d.,:]+(?!\S)")
 MAX_FAULTS = 256
 
 
@@ -48,7 +48,7 @@ class FaultReports:
         self._told: dict[str, tuple[float, int]] = {}  # when, and how often it came since
 
     def report(self, message: str, now_s: float) -> ReportFault | None:
-        kind = _WITH_DIGITS.sub("", message)  # alike, but for names of tasks and numbers
+        kind = _NAMES_AND_NUMBERS.sub("", message)  # alike, but for names of tasks and numbers
         told_s, num_since = self._told.get(kind, (-REPEAT_S, 0))
         if 0 <= now_s - told_s < REPEAT_S:
             self._told[kind] = told_s, num_since + 1
