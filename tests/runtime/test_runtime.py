@@ -186,13 +186,12 @@ def test_a_request_whose_artifact_cannot_be_sent_goes_on_where_it_is(runtime: Ru
 
 
 def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:
-    runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=200)
+    """Otherwise it would run for an hour."""
+    runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=10_000)
     runtime.submit("late", "sp3@0,1,2")
-    time.sleep(0.3)
+    runtime.until_running()
     runtime.client.send(ev.RequestCancelled("long"))
-    started_s = time.monotonic()
     ended = runtime.until_ended("long", "late")
-    assert time.monotonic() - started_s < 1
     assert (ended["long"].outcome, ended["late"].outcome) == ("cancelled", "completed")
     assert_nothing_held(runtime)
 
@@ -237,7 +236,7 @@ def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_pa
     runtime.wait_ready()
     runtime.submit("poison", "encode@1", "die")
     runtime.submit("good", "sp2@0,2 sp3@0,1,2 sp2@1,2", payload="0.01", num_steps=40)
-    ended = runtime.until_ended("poison", "good", timeout_s=60)
+    ended = runtime.until_ended("poison", "good")
     assert (ended["poison"].outcome, ended["poison"].status_code) == ("failed", 503)
     assert "rank 1 was lost: its worker ended with exit code 7 (after 2 retries" in ended["poison"].error
     assert ended["good"].outcome == "completed"
@@ -256,7 +255,7 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
         runtime.submit(name, script, payload="0.02", num_steps=30)
     time.sleep(0.3)
     os.kill(int(str(pids[1])), number)
-    ended = runtime.until_ended(*scripts, timeout_s=60)
+    ended = runtime.until_ended(*scripts)
     assert {message.outcome for message in ended.values()} == {"completed"}
     assert runtime.results.keys() == scripts.keys()
     assert_nothing_held(runtime)
@@ -273,7 +272,7 @@ def test_a_rank_that_is_stuck_in_a_task_is_replaced(tmp_path: Path) -> None:
     pids = runtime.values("pid")
     runtime.submit("stuck-5-1", "encode@0 prepare@0 sp2@0,1 decode@0", payload="0.01", num_steps=8)
     runtime.submit("good", "encode@2 prepare@2 sp1@2 decode@2", payload="0.05", num_steps=100)
-    ended = runtime.until_ended("stuck-5-1", "good", timeout_s=60)
+    ended = runtime.until_ended("stuck-5-1", "good")
     assert (tmp_path / "stuck-5-1").exists(), "it was stuck"
     assert {message.outcome for message in ended.values()} == {"completed"}
     assert_nothing_held(runtime)
