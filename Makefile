@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 SOAK_REQUESTS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough families models soak soak-comm soak-kernels storm report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-comm soak-kernels storm endurance report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -25,6 +25,7 @@ help:
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
 	@echo "make storm   1,000,000 events with faults in a simulated server"
+	@echo "make endurance  half an hour of a real server with mixed sizes: what its processes hold"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
 	@echo "make report-default  only the default policy against all others, from fewer traces"
 	@echo "make kernels  compile every kernel variant and record what it takes"
@@ -45,10 +46,10 @@ test: lint types
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 thorough: setup
-	@$(BIN)/python -m pytest -m thorough --timeout 900
+	@$(BIN)/python -m pytest -m thorough --timeout 3600
 
 families: setup
-	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 900 \
+	@$(BIN)/python -m pytest tests/adapters tests/families -m "thorough or not thorough" --timeout 3600 \
 		--numprocesses 2 --dist loadfile
 
 models: setup
@@ -65,6 +66,9 @@ storm: setup
 
 soak-kernels: setup
 	@$(BIN)/python -m tests.kernels.soak
+
+endurance: setup
+	@$(BIN)/python -m benchmarks.endurance
 
 report: setup
 	@$(BIN)/python -m benchmarks.policy_reports

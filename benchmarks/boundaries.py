@@ -14,18 +14,18 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
-from gfdit.observe.analysis import Boundary, boundaries
-from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.observe.timeline import MIGRATE, Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
@@ -178,6 +178,35 @@ def make_report(spans: dict[str, list[Span]], args: argparse.Namespace) -> dict[
             for load in loads
         },
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """One rank between two consecutive tasks of a request on one layout: ``before`` and ``after``."""
+
+    before: Span
+    after: Span
+
+    @property
+    def idle_s(self) -> float:
+        """How long the rank did nothing, from the end of one task to the start of the next."""
+        return self.after.start_s - self.before.end_s
+
+
+def boundaries(spans: Iterable[Span]) -> list[Boundary]:
+    """Where a denoising step follows the one before on the same ordered ranks, with nothing between."""
+    found = []
+    by_rank: dict[int, Span] = {}
+    for span in sorted((span for span in spans if span.kind != MIGRATE), key=lambda span: span.start_s):
+        before, by_rank[span.rank] = by_rank.get(span.rank), span
+        if (
+            before is not None
+            and (before.request, before.kind, before.ranks, before.sp)
+            == (span.request, "denoise", span.ranks, span.sp)
+            and (span.kind, span.step) == ("denoise", before.step + 1)
+        ):
+            found.append(Boundary(before, span))
+    return found
 
 
 def gaps_of(spans: Sequence[Span], steps: int) -> list[Boundary]:

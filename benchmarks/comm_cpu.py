@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.comm import GroupFreeComm, spawn
-from gfdit.observe.provenance import provenance, source_lines, write_report
 
 OURS, GLOO = "gfdit", "gloo"
 WORLDS = (2, 4)

@@ -15,9 +15,9 @@ from typing import Any
 
 from PIL import Image
 
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.core import Shape, TaskKind
 from gfdit.core.cost.file import CostTable
-from gfdit.observe.provenance import provenance, source_lines, write_report
 
 IMAGE = {"small": Shape(128, 128), "large": Shape(256, 256), "published": Shape(1024, 1024)}
 VIDEO = {"small": Shape(64, 64, 5), "large": Shape(256, 256, 5), "published": Shape(480, 832, 81)}

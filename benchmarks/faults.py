@@ -1,4 +1,4 @@
-"""Ranks killed and stopped at random moments under load: what is lost, what is wrong, how soon it goes on.
+"""Ranks and the control process killed and stopped under load: what is lost or wrong, how soon it goes on.
 
 Real processes, sockets and shared memory, with an executor that needs no model: an artifact is a number that every
 step changes, a group task is a barrier. So a result shows whether each step ran once, and on the right input.
@@ -7,6 +7,7 @@ step changes, a group task is a barrier. So a result shows whether each step ran
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pickle
 import random
@@ -19,18 +20,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 
+from gfdit.cli.provenance import provenance, write_report
 from gfdit.comm import GroupFreeComm, SharedMemoryHeap
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, Task, TaskKind, trajectory
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, FieldView
 from gfdit.migration.parts import ArtifactParts
-from gfdit.observe.provenance import provenance, write_report
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient
@@ -48,7 +49,7 @@ VIEW = ArtifactView((FieldView("value", "float64", 8, (2,)),))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=100, help="ranks to strike, one by one (default 100)")
+    parser.add_argument("--times", type=int, default=100, help="strikes, one by one (default 100)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
@@ -138,11 +139,15 @@ class Load:
 
     client: ControlClient
     draw: random.Random
+    moments: Moments
     expected: dict[str, bytes] = field(default_factory=dict)
     results: dict[str, bytes] = field(default_factory=dict)
     endings: dict[str, list[Ended]] = field(default_factory=dict)
     calls: dict[int, msg.CallDone] = field(default_factory=dict)
+    num_calls: int = 0
     stopped: bool = False
+    replaced_s: list[float] = field(default_factory=list)  # when a control process was
+    epoch: int = 0
 
     @property
     def num_alive(self) -> int:
@@ -153,7 +158,11 @@ class Load:
         while (left_s := end_s - time.monotonic()) > 0:
             while not self.stopped and self.num_alive < IN_FLIGHT:
                 self._submit()
-            for message in self.client.receive(left_s):
+            messages = self.client.receive(left_s)
+            if self.client.config.epoch != self.epoch:
+                self.epoch = self.client.config.epoch
+                self.replaced_s.append(time.monotonic())
+            for message in messages:
                 if isinstance(message, msg.RequestEnd):
                     self.endings.setdefault(message.request_id, []).append(Ended.of(message))
                 elif isinstance(message, msg.Result):
@@ -171,7 +180,8 @@ class Load:
 
     def call(self, method: str) -> list[Any] | None:
         """Values by rank; None if a rank is lost."""
-        number = len(self.calls) + 1
+        self.num_calls += 1
+        number = self.num_calls
         self.client.send(msg.CallWorkers(number, tuple(range(NUM_RANKS)), method, b""))
         deadline_s = time.monotonic() + STUCK_S
         while number not in self.calls:
@@ -220,11 +230,12 @@ def measure(times: int, seed: int) -> dict[str, Any]:
                 preload=["benchmarks.faults"],
                 heap=heap.to_json(),
                 heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+                control_timeout_s=HEARTBEAT_TIMEOUT_S,
             )
         )
         try:
             client.wait_ready()
-            load = Load(client, draw)
+            load = Load(client, draw, Moments(recording))
             strikes = [_strike(load, index, draw) for index in range(times)]
             load.stopped = True
             deadline_s = time.monotonic() + STUCK_S
@@ -237,21 +248,34 @@ def measure(times: int, seed: int) -> dict[str, Any]:
             client.close()
             heap.unlink()
         left = sum(map(len, held)) + sum(psutil.pid_exists(pid) for pid in pids) + run_dir.exists()
-        return {**_account(load), "left_behind": left, **times_of(strikes, recording)}
+        return {**_account(load), "left_behind": left, **times_of(strikes, load.moments, load.replaced_s)}
 
 
-def _strike(load: Load, index: int, draw: random.Random) -> tuple[str, float]:
-    """Kill or stop a rank at a random moment, and wait until all are there again."""
+def _strike(load: Load, index: int, draw: random.Random) -> Strike:
+    """Kill or stop a rank, or every third time the control process, and wait until everything is there again."""
     load.run_for(draw.uniform(0.1, 0.8))
-    rank, number = index % NUM_RANKS, (signal.SIGKILL, signal.SIGSTOP)[index // NUM_RANKS % 2]
-    pid = load.call_all("pid")[rank]
+    number = (signal.SIGKILL, signal.SIGSTOP)[index // (NUM_RANKS + 1) % 2]
+    rank = index % (NUM_RANKS + 1)
+    at_control, epoch = rank == NUM_RANKS, load.epoch
+    pid = load.client.pid if at_control else load.call_all("pid")[rank]
     load.run_for(draw.uniform(0.0, 0.1))
-    at_s = time.monotonic()
+    strike = Strike(number.name, time.monotonic(), at_control)
     os.kill(pid, number)
-    while load.call_all("pid")[rank] == pid:
-        pass
+    if at_control:
+        while load.epoch == epoch:
+            load.run_for(0.02)
+    else:
+        while load.call_all("pid")[rank] == pid:
+            pass
+    load.moments.read()
     print(f"\r{index + 1} struck, {len(load.endings)} requests ended", end="", flush=True)
-    return number.name, at_s
+    return strike
+
+
+class Strike(NamedTuple):
+    signal: str
+    at_s: float
+    at_control: bool
 
 
 def _account(load: Load) -> dict[str, Any]:
@@ -268,41 +292,77 @@ def _account(load: Load) -> dict[str, Any]:
     }
 
 
-def times_of(strikes: list[tuple[str, float]], recording: Path) -> dict[str, Any]:
-    """From what the control plane was told, and when."""
-    lost, joined, completed, now_s = [], [], [], 0.0
-    with RecordingReader(recording) as reader:
+class Moments:
+    """When ranks were lost and came back, and when requests completed, from the recording of a running server.
+
+    Every control process writes a new one: to be read after each strike, before it is moved away.
+    """
+
+    def __init__(self, recording: Path) -> None:
+        self.lost_s: list[float] = []
+        self.joined_s: list[float] = []
+        self.completed_s: list[float] = []
+        self._recording = recording
+        self._reader: RecordingReader | None = None
+        self._inode = 0
+
+    def read(self) -> None:
+        """What has been written since; of an old file the rest, before the new one."""
+        if self._reader is not None:
+            self._take(self._reader)
+        try:
+            inode = self._recording.stat().st_ino
+            if inode != self._inode:
+                self._reader, self._inode = RecordingReader(self._recording), inode
+                self._take(self._reader)
+        except (FileNotFoundError, ValueError):
+            return  # it is being made
+
+    def _take(self, reader: RecordingReader) -> None:
+        now_s = 0.0
         for entry in reader.entries():
             if isinstance(entry, TimedEvent):
                 now_s = entry.now_s
                 if isinstance(entry.event, ev.RankLost):
-                    lost.append(now_s)
+                    self.lost_s.append(now_s)
                 elif isinstance(entry.event, ev.RankJoined):
-                    joined.append(now_s)
+                    self.joined_s.append(now_s)
             elif isinstance(entry, cmd.CompleteRequest):
-                completed.append(now_s)
-    found: dict[str, Any] = {"strikes": dict(Counter(name for name, _ in strikes)), "ranks_lost": len(lost)}
-    found["replaced"] = len(joined)
-    for name in ("SIGKILL", "SIGSTOP"):
-        times = [min(at_s for at_s in lost if at_s >= struck_s) - struck_s for n, struck_s in strikes if n == name]
-        found[f"{name}_to_detection_s"] = summary(times)
-    gaps = [min((end_s for end_s in completed if end_s >= at_s), default=at_s + STUCK_S) - at_s for at_s in lost]
-    found["detection_to_next_completion_s"] = summary(gaps)
-    found["detection_to_rank_back_s"] = summary([min(j for j in joined if j >= at_s) - at_s for at_s in lost])
+                self.completed_s.append(now_s)
+
+
+def times_of(strikes: list[Strike], moments: Moments, replaced_s: list[float]) -> dict[str, Any]:
+    """``replaced_s``: when a control process was."""
+    moments.read()
+    found: dict[str, Any] = {"ranks_lost": len(moments.lost_s), "ranks_back": len(moments.joined_s)}
+    found["control_processes_replaced"] = len(replaced_s)
+    for whom, at_control, detected_s in (("rank", False, moments.lost_s), ("control", True, replaced_s)):
+        for name in ("SIGKILL", "SIGSTOP"):
+            struck_s = [each.at_s for each in strikes if (each.signal, each.at_control) == (name, at_control)]
+            found[f"{whom}_{name}_strikes"] = len(struck_s)
+            found[f"{whom}_{name}_to_detection_s"] = summary([_next(detected_s, at_s) - at_s for at_s in struck_s])
+        gaps_s = [_next(moments.completed_s, at_s) - at_s for at_s in detected_s]
+        found[f"{whom}_detection_to_next_completion_s"] = summary(gaps_s)
+    found["detection_to_rank_back_s"] = summary([_next(moments.joined_s, at_s) - at_s for at_s in moments.lost_s])
     return found
+
+
+def _next(moments_s: list[float], at_s: float) -> float:
+    return min((each for each in moments_s if each >= at_s), default=at_s + STUCK_S)
 
 
 def summary(values: list[float]) -> dict[str, float]:
     if not values:
         return {}
-    p50, worst = statistics.median(values), max(values)
-    return {"p50": round(p50, 4), "max": round(worst, 4)}
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+    return {"p50": round(statistics.median(values), 3), "p99": round(p99, 3), "max": round(ordered[-1], 3)}
 
 
 def markdown(report: dict[str, Any]) -> str:
     result = report["result"]
     lines = [
-        "# Ranks killed and stopped under load",
+        "# Ranks and control processes killed and stopped under load",
         "",
         f"`{report['command']}`, {report['date']}, commit {report['commit']}, {report['machine']}.",
         "",

@@ -1,8 +1,9 @@
-"""Ranks of the real engine killed and stopped at random moments under load; images against undisturbed ones."""
+"""Ranks and control process of the real engine killed and stopped under load; images against undisturbed ones."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -13,9 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import TARGET_S, times_of
+import psutil
+
+from benchmarks.faults import TARGET_S, Moments, Strike, times_of
 from gfdit.cli.main import main as gfdit
-from gfdit.observe.provenance import provenance, write_report
+from gfdit.cli.provenance import provenance, write_report
 from gfdit.omni.plugin import prepare_cpu_process
 from tests.support.images import Engine, ImageRequest
 
@@ -26,7 +29,7 @@ BACK_S = 180.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=8, help="ranks to strike, one by one (default 8)")
+    parser.add_argument("--times", type=int, default=10, help="strikes, one by one (default 10)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
@@ -35,7 +38,7 @@ def main() -> int:
     for path in write_report(args.out, "faults_engine", report, markdown(report)):
         print(path)
     print(markdown(report))
-    return 0 if result["wrong"] == result["failed"] == 0 and result["nothing_held"] else 1
+    return 0 if result["wrong"] == result["failed"] == result["unhealthy"] == 0 and result["nothing_held"] else 1
 
 
 def measure(times: int, seed: int) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def measure(times: int, seed: int) -> dict[str, Any]:
             "policy": "equipartition",
             "threads_per_rank": 1,
             "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
+            "control_timeout_s": HEARTBEAT_TIMEOUT_S,
             "record": str(recording),
         }
         backend = "gfdit.omni.engine.ElasticDiffusionEngine"
@@ -56,12 +60,16 @@ def measure(times: int, seed: int) -> dict[str, Any]:
         try:
             requests = [ImageRequest(256, 256, steps=12, seed=seed) for seed in range(6)]
             expected = [image.tobytes() for image in engine.images(requests)]
-            strikes: list[tuple[str, float]] = []
+            strikes: list[Strike] = []
+            moments, replaced_s = Moments(recording), list[float]()
+            health = Health(engine)
             wrong = failed = 0
             for index in range(times):
                 number = (signal.SIGKILL, signal.SIGSTOP)[index % 2]
-                pid = _pids(engine)[draw.randrange(NUM_RANKS)]
-                striker = threading.Timer(draw.uniform(0.2, 2.0), _strike, (pid, number, strikes))
+                at_control = index % 5 >= 3
+                pid = _control_pid() if at_control else _pids(engine)[draw.randrange(NUM_RANKS)]
+                arguments = (pid, number, at_control, strikes)
+                striker = threading.Timer(draw.uniform(0.2, 2.0), _strike, arguments)
                 striker.start()
                 try:
                     images = [image.tobytes() for image in engine.images(requests)]
@@ -70,24 +78,60 @@ def measure(times: int, seed: int) -> dict[str, Any]:
                     print(error)
                     failed += 1
                 striker.join()
-                while pid in _pids(engine):
+                while (pid == _control_pid()) if at_control else (pid in _pids(engine)):
                     time.sleep(0.2)
+                if at_control:
+                    age_s = time.time() - psutil.Process(_control_pid()).create_time()
+                    replaced_s.append(time.monotonic() - age_s)
+                moments.read()
                 print(f"{index + 1} struck, {wrong} wrong", flush=True)
-            drained = engine.drained()
+            drained, unhealthy = engine.drained(), health.stop()
         finally:
             engine.close()
         return {
             "images": times * len(requests),
             "wrong": wrong,
             "failed": failed,
+            "unhealthy": unhealthy,
             "nothing_held": drained,
-            **times_of(strikes, recording),
+            **times_of(strikes, moments, replaced_s),
         }
 
 
-def _strike(pid: int, number: signal.Signals, strikes: list[tuple[str, float]]) -> None:
-    strikes.append((number.name, time.monotonic()))
+class Health(threading.Thread):
+    """Asks all the time what ``/health`` asks: the server goes on, so it has to say so."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(daemon=True)
+        self._engine = engine
+        self._stopping = threading.Event()
+        self._num_unhealthy = 0
+        self.start()
+
+    def run(self) -> None:
+        while not self._stopping.wait(0.02):
+            self._num_unhealthy += not self._engine.is_healthy()
+
+    def stop(self) -> int:
+        """How often it was not healthy."""
+        self._stopping.set()
+        self.join()
+        return self._num_unhealthy
+
+
+def _strike(pid: int, number: signal.Signals, at_control: bool, strikes: list[Strike]) -> None:
+    strikes.append(Strike(number.name, time.monotonic(), at_control))
     os.kill(pid, number)
+
+
+def _control_pid() -> int:
+    """Of the control process, once there is one."""
+    while True:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "gfdit.runtime.control_process" in child.cmdline():
+                    return child.pid
+        time.sleep(0.02)
 
 
 def _pids(engine: Engine) -> list[int]:

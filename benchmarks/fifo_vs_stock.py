@@ -14,19 +14,18 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gfdit.cli.bench_serve import describe, replay_with_progress
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.replay_report import summarize
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
-from gfdit.observe.analysis import match_requests, time_by_part
-from gfdit.observe.provenance import provenance, source_lines, write_report
-from gfdit.observe.timeline import Span, read_timeline
+from gfdit.observe.timeline import MIGRATE, Span, read_timeline
 from gfdit.sim.trace import TraceRequest
 
 NUM_RANKS = 2
@@ -200,14 +199,53 @@ def where_time_goes(spans: Sequence[Span], outcomes: Sequence[Outcome], steps: i
     by_name = {outcome.id: outcome for outcome in outcomes}
     # Each round's clock starts anew, but rounds follow each other in the order given.
     done = sorted(outcomes, key=lambda outcome: (int(outcome.id.split("-")[0]), outcome.finish_s))
-    names = match_requests(spans, [(outcome.id, steps) for outcome in done])
+    tasks = [span for span in spans if span.kind != MIGRATE]
+    names = match_requests(tasks, [outcome.id for outcome in done], steps)
     total_s: dict[str, float] = defaultdict(float)
     for server_id, name in names.items():
-        parts = time_by_part(spans, server_id)
+        parts = time_by_part(tasks, server_id)
         parts["outside"] = by_name[name].latency_s - sum(parts.values())
         for part, seconds in parts.items():
             total_s[part] += seconds
     return {part: seconds / len(names) for part, seconds in total_s.items()}
+
+
+def match_requests(tasks: Sequence[Span], finished: Sequence[str], num_steps: int) -> dict[str, str]:
+    """The server's request ids with the client's, which a server does not learn.
+
+    ``finished`` has the client's ids in the order the answers came: that of the requests' last tasks. Requests
+    with another number of steps are left out.
+    """
+    last_end_s: dict[str, float] = {}
+    steps: dict[str, set[int]] = {}
+    for span in tasks:
+        last_end_s[span.request] = max(span.end_s, last_end_s.get(span.request, span.end_s))
+        if span.kind == "denoise":
+            steps.setdefault(span.request, set()).add(span.step)
+    ended = sorted(last_end_s, key=lambda request: last_end_s[request])
+    return dict(zip((name for name in ended if len(steps.get(name, ())) == num_steps), finished, strict=False))
+
+
+def time_by_part(tasks: Iterable[Span], request: str) -> dict[str, float]:
+    """Seconds a request spent in tasks of each kind, and "between tasks" from its first task to its last.
+
+    A task lasts from the first of its ranks to begin to the last one to end.
+    """
+    ranks_of: dict[str, list[Span]] = {}
+    for span in tasks:
+        if span.request == request:
+            ranks_of.setdefault(span.task, []).append(span)
+    times = [
+        (members[0].kind, min(span.start_s for span in members), max(span.end_s for span in members))
+        for members in ranks_of.values()
+    ]
+    parts: dict[str, float] = {}
+    for kind, start_s, end_s in times:
+        parts[kind] = parts.get(kind, 0.0) + end_s - start_s
+    if times:
+        window_s = max(end_s for _, _, end_s in times) - min(start_s for _, start_s, _ in times)
+        parts["between tasks"] = window_s - sum(parts.values())
+    return parts
 
 
 def make_report(

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gpu_check: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     from benchmarks.gpu.report import markdown
-    from gfdit.observe.provenance import write_report
+    from gfdit.cli.provenance import write_report
 
     name = "gpu_check" if report["on_gpu"] else "gpu_check_interpreted"
     for path in write_report(args.out, name, report, markdown(report)):
@@ -49,7 +49,7 @@ def check_all(args: argparse.Namespace) -> dict[str, Any]:
     """The whole report. Raises ValueError if the heap cannot be had here."""
     from benchmarks.gpu.checks import all_checks
     from benchmarks.gpu.ranks import Where
-    from gfdit.observe.provenance import provenance
+    from gfdit.cli.provenance import provenance
 
     source = provenance(sys.argv)  # first of all: the checkout may move on during the run
     where = Where("interpreted" if args.interpret else args.heap, args.ranks)

@@ -14,11 +14,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from gfdit.cli.provenance import provenance, write_report
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.events import Event
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
-from gfdit.observe.provenance import provenance, write_report
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, Simulator, Status
 from gfdit.sim.trace import TraceRequest

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quiet import Quiet
 from benchmarks.sim_vs_engine import (
     DEMO,
     MODEL,
@@ -27,13 +28,12 @@ from benchmarks.sim_vs_engine import (
     profile_server,
     profile_trace,
 )
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.replay import Outcome
 from gfdit.cli.server_process import ServerError, free_port, start_server
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
-from gfdit.observe.provenance import provenance, source_lines, write_report
-from gfdit.observe.quiet import Quiet
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.estimates import Estimate, estimate
 from gfdit.sim.sweep import BOUND

@@ -6,7 +6,7 @@ profile, the dispatch latency and jitter measured with them, and what a request 
 on requests sent alone. Compared are deadlines met and latencies, per policy.
 
 A second simulation gets the mean task times of the rounds themselves: what is left then is the simulator's own
-error, not that of costs measured some seconds before and after.
+error, not that of costs measured some seconds before and after. Run with ``python -m benchmarks.sim_vs_engine``.
 """
 
 import argparse
@@ -21,11 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quiet import Quiet
 from gfdit.cli import profile
 from gfdit.cli.bench_serve import replay_with_progress
 from gfdit.cli.profile_plan import Effort, Profiler
 from gfdit.cli.profile_server import ProfileServer
 from gfdit.cli.profile_table import ProfileTable
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from gfdit.core import Shape
@@ -34,8 +36,6 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import CostKey
 from gfdit.core.events import RequestArrived
 from gfdit.core.policy.loading import load_policy
-from gfdit.observe.provenance import provenance, source_lines, write_report
-from gfdit.observe.quiet import Quiet
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.observe.samples import Samples
 from gfdit.sim.simulator import SimulationOptions, Simulator
@@ -49,6 +49,7 @@ MAX_LATENCY_ERROR = 0.10
 ALONE = 3  # requests of each size sent alone
 VLLM_FLAGS = ("--dtype", "float32", "--enforce-eager")
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo.py"
+DEMO_STEP_S = {"S": 0.14, "M": 0.21, "L": 0.165}  # which the demo measures; fixed here, so that runs compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def main() -> int:
     args = parse_args()
     source = provenance(sys.argv)  # first of all: the checkout may move on during the run
     demo = runpy.run_path(str(DEMO), run_name="demo")
-    trace: list[TraceRequest] = demo["demo_trace"]()
+    trace: list[TraceRequest] = demo["demo_trace"](DEMO_STEP_S)
     quiet = Quiet(args.max_others, time.monotonic() + args.patience_s)
     with tempfile.TemporaryDirectory() as scratch:
         folder: Path = args.logs or Path(scratch)

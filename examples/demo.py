@@ -1,107 +1,95 @@
-"""One trace, two servers: stock vLLM-Omni with static sequence parallelism, and gfdit.
+"""One trace, two servers: stock vLLM-Omni with static sequence parallelism, and gfdit with its default policy.
 
-Starts both on this machine, one after the other, with a tiny Qwen-Image on four ranks, replays requests of
-three sizes over HTTP, and shows how the running requests shared the ranks. Run it with `make demo`.
+Starts both on this machine, one after the other, with a tiny Qwen-Image on four ranks, replays requests of three
+sizes over HTTP, and shows what gfdit gains and how the running requests shared the ranks. Run it with `make demo`.
 """
 
 import argparse
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
 
 from gfdit.cli.bench_serve import replay_with_progress, write_images
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.replay_report import summarize
-from gfdit.cli.server_process import ServerError, free_port, start_server
-from gfdit.core import ExecutionLayout, ParallelSpec
-from gfdit.observe.analysis import busiest_moment, degree_history, find_degree_change, match_requests
-from gfdit.observe.images import ImagePair, contact_sheet, largest_difference
-from gfdit.observe.plot import plot_comparison, plot_timeline
-from gfdit.observe.timeline import MIGRATE, Span, TimelineWriter, read_timeline
+from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
+from gfdit.core.events import RequestArrived
+from gfdit.observe.recording import RecordingReader, TimedEvent
+from gfdit.observe.timeline import Span, read_timeline
+from gfdit.sim.timeline_plot import plot_comparison
 from gfdit.sim.trace import TraceRequest, write_trace
 
 NUM_RANKS = 4
-POLICY = "equipartition"
 # Big enough that a step computes for longer than it is organised.
 MODEL_OPTIONS = ("--layers", "3", "--heads", "8", "--head-dim", "64")
 VLLM_FLAGS = ("--dtype", "float32", "--enforce-eager")
 STOCK_FLAGS = ("--ulysses-degree", str(NUM_RANKS), "--step-execution", *VLLM_FLAGS)
+STOCK, OURS = "stock", "gfdit"
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
     pixels: int
     num_steps: int
-    deadline_s: float
 
 
-SIZES = {"S": SizeClass(128, 6, 2.5), "M": SizeClass(192, 8, 5.0), "L": SizeClass(256, 24, 12.0)}
-# No request of the trace has as many steps, so it can be told from them on the timeline.
-WARM_UP_STEPS = 2
-# Bursts around a large request: the others come to share the ranks with it, and leave again.
+SIZES = {"S": SizeClass(128, 6), "M": SizeClass(192, 8), "L": SizeClass(256, 24)}
+# A request's deadline is so many times what its steps take on the stock server when it is alone there.
+SLO_SCALE = 3.0
+# Bursts of L, M, S and S. The unit is what the stock server needs for one: it could just keep up.
 ARRIVALS = (
-    *((0.0, "L"), (0.6, "S"), (0.8, "M"), (1.0, "S")),
-    *((7.0, "L"), (7.1, "M"), (7.2, "S"), (7.3, "S")),
-    *((14.0, "M"), (14.1, "S"), (14.2, "S"), (14.3, "L")),
+    *((0.0, "L"), (0.1, "S"), (0.12, "M"), (0.15, "S")),
+    *((1.0, "L"), (1.02, "M"), (1.04, "S"), (1.06, "S")),
+    *((2.0, "M"), (2.02, "S"), (2.04, "S"), (2.06, "L")),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One replay. ``spans`` is empty for the stock engine, which does not tell what ran where."""
-
-    name: str
-    outcomes: list[Outcome]
-    spans: list[Span]
-
-
-def demo_trace() -> list[TraceRequest]:
-    return [
-        TraceRequest(
-            id=f"{name}{number:02}",
-            arrival_s=arrival_s,
-            model="qwen-image",
-            height=SIZES[name].pixels,
-            width=SIZES[name].pixels,
-            num_frames=1,
-            num_steps=SIZES[name].num_steps,
-            cfg=False,
-            slo_class=name,
-            deadline_s=SIZES[name].deadline_s,
-            priority=0,
-        )
-        for number, (arrival_s, name) in enumerate(ARRIVALS, start=1)
-    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for everything it writes")
-    parser.add_argument("--only", choices=("stock", "gfdit"), help="run one of the two servers")
-    args = parser.parse_args()
-    out: Path = args.out
+    out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    trace = demo_trace()
-    write_trace(out / "trace.jsonl", trace)
+    timeline, recording = out / "timeline.json", out / "recording.jsonl"
+    stock_command = ["vllm", "serve", "MODEL", "--omni", *STOCK_FLAGS]
+    command = ["gfdit", "serve", "MODEL", "--ranks", str(NUM_RANKS), "--timeline", str(timeline)]
+    command += ["--record", str(recording), "--", *VLLM_FLAGS]
     try:
         model = build_model(out)
-        runs = []
-        if args.only != "gfdit":
-            command = ["vllm", "serve", str(model), "--omni", *STOCK_FLAGS]
-            runs.append(run_server("stock", command, trace, out))
-        if args.only != "stock":
-            raw = out / "gfdit_server_timeline.json"
-            command = ["gfdit", "serve", str(model), "--ranks", str(NUM_RANKS), "--policy", POLICY]
-            run = run_server("gfdit", [*command, "--timeline", str(raw), "--", *VLLM_FLAGS], trace, out)
-            runs.append(replace(run, spans=named_spans(read_timeline(raw), run.outcomes, trace)))
+        with serve(STOCK, model, stock_command, out) as server:
+            trace = demo_trace(measure_steps(server, STOCK))
+            stock = play(server, STOCK, trace)
+        with serve(OURS, model, command, out) as server:
+            measure_steps(server, OURS)  # only for the same start: both servers have made every size twice
+            ours = play(server, OURS, trace)
     except (ServerError, subprocess.CalledProcessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    report(runs, out)
-    return 0 if all(outcome.completed for run in runs for outcome in run.outcomes) else 1
+    write_trace(out / "trace.jsonl", trace)
+    report(stock, ours, named_spans(read_timeline(timeline), client_ids(recording), ours), out)
+    return 0
+
+
+def demo_trace(step_s: Mapping[str, float]) -> list[TraceRequest]:
+    """All times follow from what a step of each size takes, so that a slow or busy machine is asked the same."""
+    alone_s = {name: size.num_steps * step_s[name] for name, size in SIZES.items()}
+    burst_s = alone_s["L"] + alone_s["M"] + 2 * alone_s["S"]
+    return [
+        replace(request(name, f"{name}{number:02}"), arrival_s=at * burst_s, deadline_s=SLO_SCALE * alone_s[name])
+        for number, (at, name) in enumerate(ARRIVALS, start=1)
+    ]
+
+
+def request(size: str, name: str) -> TraceRequest:
+    pixels = SIZES[size].pixels
+    return TraceRequest(name, 0.0, "qwen-image", pixels, pixels, 1, SIZES[size].num_steps, slo_class=size)
 
 
 def build_model(out: Path) -> Path:
@@ -113,49 +101,50 @@ def build_model(out: Path) -> Path:
     return model
 
 
-def run_server(name: str, command: list[str], trace: Sequence[TraceRequest], out: Path) -> Run:
+def serve(name: str, model: Path, command: Sequence[str], out: Path) -> ServerProcess:
+    command = [str(model) if word == "MODEL" else word for word in command]
     log = out / f"{name}_server.log"
     print(f"\n{name}: {' '.join(command)}\nstarting (log: {log}) ...", flush=True)
-    with start_server(command, free_port(), log) as server:
-        print(f"ready after {server.startup_s:.0f} s", flush=True)
-        options = ReplayOptions(server.base_url, send_slo=name == "gfdit")
-        replay_with_progress(warm_up(trace), options, f"{name}, warm-up")
-        outcomes = replay_with_progress(trace, options, name)
+    server = start_server(command, free_port(), log)
+    print(f"ready after {server.startup_s:.0f} s", flush=True)
+    return server
+
+
+def measure_steps(server: ServerProcess, name: str) -> dict[str, float]:
+    """Seconds per step of each size, its share of encoding and decoding included, of a request that is alone.
+
+    The faster of two: the first one pays for the server's first allocations.
+    """
+    took_s: dict[str, list[float]] = {}
+    for size in (*SIZES, *SIZES):
+        took_s.setdefault(size, []).append(play(server, name, [request(size, f"{size}-alone")])[0].latency_s)
+    return {size: min(seconds) / SIZES[size].num_steps for size, seconds in took_s.items()}
+
+
+def play(server: ServerProcess, name: str, trace: Sequence[TraceRequest]) -> list[Outcome]:
+    """A failed request ends the demo. Only gfdit is told deadlines, and as a class the name: it is recorded."""
+    title = f"{name}, {trace[0].id}" if len(trace) == 1 else name
+    trace = [replace(request, slo_class=request.id) for request in trace]
+    outcomes = replay_with_progress(trace, ReplayOptions(server.base_url, send_slo=name == OURS), title)
     for outcome in outcomes:
-        if outcome.error:
-            print(f"{outcome.id} failed with status {outcome.status}: {outcome.error}")
-    write_images(outcomes, out / f"{name}_images")
-    return Run(name, outcomes, [])
+        if not outcome.completed:
+            raise ServerError(f"{outcome.id} failed with status {outcome.status}: {outcome.error}")
+    return outcomes
 
 
-def warm_up(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """One short request of each size, so that neither server's first answers pay for its first allocations."""
-    first = {request.slo_class: request for request in reversed(trace)}
-    return [
-        replace(request, id=f"warm-up-{name}", arrival_s=0.0, num_steps=WARM_UP_STEPS, deadline_s=None)
-        for name, request in first.items()
-    ]
+def client_ids(recording: Path) -> dict[str, str]:
+    """The client's names of requests by those of the server, which knows them as classes."""
+    with RecordingReader(recording) as reader:
+        events = [entry.event for entry in reader.entries() if isinstance(entry, TimedEvent)]
+    return {event.request.id: event.request.slo_class for event in events if isinstance(event, RequestArrived)}
 
 
-def named_spans(spans: Sequence[Span], outcomes: Sequence[Outcome], trace: Sequence[TraceRequest]) -> list[Span]:
-    """The spans under the trace's names, on the replay's clock; the warm-up is left out."""
-    steps = {request.id: request.num_steps for request in trace}
-    finished = sorted((o for o in outcomes if o.completed), key=lambda outcome: outcome.finish_s)
-    names = match_requests(spans, [(outcome.id, steps[outcome.id]) for outcome in finished])
-    known = [span for span in spans if span.request in names]
-    if not known:
-        return []
-    shift_s = min(outcome.sent_s for outcome in outcomes) - known[0].start_s
-    return [
-        replace(
-            span,
-            request=names[span.request],
-            task=span.task.replace(span.request, names[span.request]),
-            start_s=span.start_s + shift_s,
-            end_s=span.end_s + shift_s,
-        )
-        for span in known
-    ]
+def named_spans(spans: Sequence[Span], names: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[Span]:
+    """Those of the trace's requests, under the client's names and on the client's clock."""
+    wanted = {outcome.id for outcome in outcomes}
+    spans = [replace(span, request=names[span.request]) for span in spans if names.get(span.request) in wanted]
+    shift_s = min(outcome.sent_s for outcome in outcomes) - min(span.start_s for span in spans)
+    return [replace(span, start_s=span.start_s + shift_s, end_s=span.end_s + shift_s) for span in spans]
 
 
 def client_spans(outcomes: Sequence[Outcome]) -> list[Span]:
@@ -173,95 +162,80 @@ def client_spans(outcomes: Sequence[Outcome]) -> list[Span]:
     return spans
 
 
-def report(runs: Sequence[Run], out: Path) -> None:
-    print("\n" + table(runs))
+def report(stock: Sequence[Outcome], ours: Sequence[Outcome], spans: Sequence[Span], out: Path) -> None:
+    print("\n" + table(stock, ours))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(
+        f"A deadline is {SLO_SCALE:g} times what the request takes alone on the stock server.\n"
         f"{NUM_RANKS} ranks share {cores} CPU cores here, and the stock engine decodes on every rank: "
         "read the schedule, not a speed-up."
     )
-    paths = [out / "trace.jsonl"]
-    by_name = {run.name: run for run in runs}
-    stock, ours = by_name.get("stock"), by_name.get("gfdit")
-    if stock and ours:
-        print(compare_images(stock.outcomes, ours.outcomes))
-    paths.append(out / "images.png")
-    contact_sheet(image_pairs(stock, ours), paths[-1], title="each request: stock left, gfdit right")
-    if ours and ours.spans:
-        paths.append(out / "timeline.json")
-        write_spans(ours.spans, paths[-1])
-        title = f"gfdit, policy {POLICY}: every step of every request is placed on its own"
-        if stock:
-            top = f"stock vLLM-Omni, static SP{NUM_RANKS}: one request at a time (from the client's times)"
-            paths.append(out / "comparison.png")
-            panels = {top: client_spans(stock.outcomes), title: ours.spans}
-            plot_comparison(panels, paths[-1], num_ranks=NUM_RANKS)
-        paths.append(out / "timeline.png")
-        plot_timeline(ours.spans, paths[-1], title=title, num_ranks=NUM_RANKS)
-        print(what_to_see(ours.spans))
-    print("\nWritten (open timeline.json at https://ui.perfetto.dev):")
-    for path in paths:
-        print(f"  {path}")
+    print(f"{compare_images(stock, ours)}\n{most_changes(spans)}")
+    titles = (
+        f"stock vLLM-Omni, static SP{NUM_RANKS}: one request at a time (from the client's times)",
+        "gfdit: every step of every request is placed on its own",
+    )
+    panels = dict(zip(titles, (client_spans(stock), spans), strict=True))
+    plot_comparison(panels, out / "timeline.png", num_ranks=NUM_RANKS)
+    contact_sheet(stock, ours, out / "images.png")
+    for name, outcomes in ((STOCK, stock), (OURS, ours)):
+        write_images(outcomes, out / f"{name}_images")
+    print(f"\nIn {out}: timeline.png, images.png, trace.jsonl; open timeline.json at https://ui.perfetto.dev")
 
 
-def table(runs: Sequence[Run]) -> str:
-    rows = [("", "requests/s", "mean latency", "p95 latency", "deadlines met")]
-    for run in runs:
-        result = summarize(run.outcomes, label=run.name)
-        met = sum(outcome.met_deadline() for outcome in run.outcomes)
-        mean_s, p95_s = result["mean_latency_s"], result["p95_latency_s"]
-        rows.append(
-            (
-                run.name,
-                f"{result['throughput_rps']:.2f}",
-                "-" if mean_s is None else f"{mean_s:.2f} s",
-                "-" if p95_s is None else f"{p95_s:.2f} s",
-                f"{met} of {len(run.outcomes)}",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def table(stock: Sequence[Outcome], ours: Sequence[Outcome]) -> str:
+    """The two servers side by side, and in words what changes from one to the other."""
+    before, after = (summarize(outcomes, label="") for outcomes in (stock, ours))
+    met = [sum(outcome.met_deadline() for outcome in outcomes) for outcomes in (stock, ours)]
+    rows = [
+        ("", "stock", "gfdit", ""),
+        ("deadlines met", *(f"{count} of {len(stock)}" for count in met), f"{met[1] - met[0]:+d}"),
+    ]
+    for title, key in (("mean latency", "mean_latency_s"), ("95th percentile of latency", "p95_latency_s")):
+        ratio = after[key] / before[key]
+        rows.append((title, f"{before[key]:.2f} s", f"{after[key]:.2f} s", f"{ratio:.2f} times stock's"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def compare_images(stock: Sequence[Outcome], ours: Sequence[Outcome]) -> str:
-    differences = [
-        largest_difference(a.image, b.image) for a, b in zip(stock, ours, strict=True) if a.image and b.image
-    ]
-    if not differences:
-        return "Images: nothing to compare."
-    same = differences.count(0)
+    pairs = [[np.asarray(picture(o), dtype=np.int16) for o in pair] for pair in zip(stock, ours, strict=True)]
+    differences = [int(abs(one - other).max()) for one, other in pairs]
     return (
-        f"Images: {same} of {len(differences)} are bit-identical to the stock engine's; "
+        f"Images: {differences.count(0)} of {len(pairs)} are bit-identical to the stock engine's; "
         f"the largest pixel difference is {max(differences)}/255."
     )
 
 
-def image_pairs(stock: Run | None, ours: Run | None) -> list[ImagePair]:
-    images = [{outcome.id: outcome.image for outcome in run.outcomes} if run else {} for run in (stock, ours)]
-    ids = dict.fromkeys(request_id for side in images for request_id in side)
-    return [ImagePair(name, images[0].get(name), images[1].get(name)) for name in ids]
+def contact_sheet(stock: Sequence[Outcome], ours: Sequence[Outcome], path: Path) -> None:
+    """The stock engine's images, and gfdit's below them."""
+    side, top = 128, 20
+    sheet = Image.new("RGB", (len(stock) * side, top + 2 * side), "white")
+    for column, pair in enumerate(zip(stock, ours, strict=True)):
+        ImageDraw.Draw(sheet).text((column * side + 4, 4), f"{pair[0].id}: stock, gfdit", fill="black")
+        for row, outcome in enumerate(pair):
+            sheet.paste(picture(outcome).resize((side, side)), (column * side, top + row * side))
+    sheet.save(path)
 
 
-def write_spans(spans: Sequence[Span], path: Path) -> None:
-    with TimelineWriter(path, NUM_RANKS, base_s=0.0) as writer:
-        for span in spans:
-            times = (span.start_s, span.end_s)
-            if span.kind == MIGRATE:
-                writer.record_migration(span.rank, span.task, span.request, span.ranks, *times)
-            else:
-                layout = ExecutionLayout(span.ranks, ParallelSpec(span.sp, span.cfg))
-                writer.record(span.rank, span.task, span.request, span.kind, span.step, layout, *times)
+def picture(outcome: Outcome) -> Image.Image:
+    assert outcome.image is not None
+    return Image.open(io.BytesIO(outcome.image)).convert("RGB")
 
 
-def what_to_see(spans: Sequence[Span]) -> str:
-    """One sentence on the timeline, from the timeline."""
-    moment = busiest_moment(spans)
-    sentence = f"See: at {moment.at_s:.1f} s, {len(moment.ranks_of)} requests run at once on disjoint ranks"
-    request = find_degree_change(spans, (1, 2, 4))
-    if request is None:
-        return f"{sentence}; no request went from 1 to 2 to 4 ranks this time."
-    steps = ", ".join(f"SP{degree} from step {step}" for step, degree in degree_history(spans, request))
-    return f"{sentence}, and {request} goes from 1 to 2 to 4 ranks between its steps ({steps})."
+def most_changes(spans: Sequence[Span]) -> str:
+    """One sentence on the request whose parallelism changed most often."""
+    degrees: dict[str, dict[int, int]] = {}
+    for span in spans:
+        if span.kind == "denoise":
+            degrees.setdefault(span.request, {})[span.step] = span.sp
+    runs = {
+        name: [(degree, next(steps)[0]) for degree, steps in groupby(sorted(by_step.items()), key=lambda s: s[1])]
+        for name, by_step in degrees.items()
+    }
+    name = max(runs, key=lambda name: len(runs[name]))
+    listed = ", ".join(f"SP{degree} from step {step}" for degree, step in runs[name])
+    return f"{name} changed its parallelism {len(runs[name]) - 1} times while it ran: {listed}."
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gfdit.observe.plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
 from gfdit.observe.timeline import Span
 from gfdit.sim.sweep import BOUND, Point, Sweep
+from gfdit.sim.timeline_plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
 from gfdit.sim.trace import TraceRequest
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 ``gfdit serve --record FILE`` records and ``python -m gfdit.sim.replay FILE`` repeats. A policy takes its time from
 the view alone, so the same events give the same commands wherever they are replayed. What a real clock decided is
-not repeated: that a policy was stopped because it thought for too long.
+not repeated: that a policy was stopped because it thought for too long. A recording that ended before its server
+did is compared as far as it goes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Re
         plane = make_control_plane(recording.header, policy_args or {})
         for step in recording.steps():
             num_events += 1
-            lines = zip_longest(step.answer, _answer(plane, step.given), fillvalue=b"")
+            answer = _answer(plane, step.given)
+            if step.last:  # the recording may have ended within it
+                answer = answer[: len(step.answer)]
+            lines = zip_longest(step.answer, answer, fillvalue=b"")
             for number, (recorded, again) in enumerate(lines, start=step.line_number + 1):
                 if recorded != again:
                     difference = Difference(number, recorded.decode(errors="replace"), again.decode())
@@ -73,6 +77,8 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
         max_retries=header.max_retries,
         checkpoint_every_steps=header.checkpoint_every_steps,
         max_artifact_bytes=header.max_artifact_bytes,
+        max_queue_s=header.max_queue_s,
+        first_id=header.first_id,
     )
 
 

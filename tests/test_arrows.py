@@ -35,7 +35,7 @@ ARROWS = {
     "core": _arrows("", "msgspec", forbidden_stdlib=EFFECTS),
     "policies": _arrows("core observe", "numpy", forbidden_stdlib=EFFECTS),
     "sim": _arrows("core observe", "msgspec numpy matplotlib scipy"),
-    "observe": _arrows("core", None),
+    "observe": _arrows("core", "msgspec prometheus_client"),
     "comm": _arrows("kernels", "torch triton numpy"),
     "kernels": _arrows("comm", "torch triton numpy"),
     "migration": _arrows("core comm", "torch numpy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gfdit.observe.provenance import source_lines
+from gfdit.cli.provenance import source_lines
 
 # Aims for kernels that share one GPU: small messages against the handshake, large ones against the device's copy.
 AIM_SMALL, AIM_LARGE = 1.5, 0.8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.policy_reports import default_policy, gaps, gfdit_paper, tetriserve
 from benchmarks.policy_reports.report import Report
-from gfdit.observe.provenance import provenance
+from gfdit.cli.provenance import provenance
 
 REPORTS = {module.NAME: module for module in (gfdit_paper, tetriserve, gaps, default_policy)}
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reports"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gfdit.adapters.limits import Limits
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, Task, TaskGraph
@@ -63,11 +64,16 @@ class ModelAdapter(Protocol):
     sequence_plan: SequencePlan | None
     #: Whether degrees that do not divide the attention heads are offered.
     ring: bool
+    #: What requests may ask for at most; the engine sets it, workers have none.
+    limits: Limits | None
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None: ...
 
     def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
-        """Raises ``ValueError`` naming the field for a request the model cannot take."""
+        """Raises ``ValueError`` naming the field for a request the model cannot take, or that asks for too much.
+
+        The latter before a graph is made: a request may ask for any number of steps.
+        """
         ...
 
     def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 FIELDS = ("deadline_ms", "slo_class", "priority", "max_sp")
+# What any message between processes can carry; a longer deadline is none, and a longer class is no name.
+_MAX_PRIORITY = 2**31
+_MAX_DEADLINE_MS = 1e12
+_MAX_CLASS_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,24 @@ class RequestOptions:
             raise ValueError(f"gfdit.{unknown[0]} is unknown, allowed: {', '.join(FIELDS)}")
         options = cls(**value)
         _check(
-            options.deadline_ms is None or (_is_number(options.deadline_ms) and options.deadline_ms > 0),
+            options.deadline_ms is None
+            or (_is_number(options.deadline_ms) and 0 < options.deadline_ms <= _MAX_DEADLINE_MS),
             "deadline_ms",
-            "a positive number of milliseconds",
+            f"a positive number of milliseconds up to {_MAX_DEADLINE_MS:g}",
             options.deadline_ms,
         )
-        _check(isinstance(options.slo_class, str), "slo_class", "a string", options.slo_class)
-        _check(_is_integer(options.priority), "priority", "an integer", options.priority)
+        _check(
+            _is_name(options.slo_class),
+            "slo_class",
+            f"a string of at most {_MAX_CLASS_LENGTH} characters",
+            options.slo_class,
+        )
+        _check(
+            _is_integer(options.priority) and abs(options.priority) <= _MAX_PRIORITY,
+            "priority",
+            f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
+            options.priority,
+        )
         _check(
             options.max_sp is None or (_is_integer(options.max_sp) and options.max_sp > 0),
             "max_sp",
@@ -47,7 +62,16 @@ class RequestOptions:
 
 def _check(ok: bool, field: str, allowed: str, value: Any) -> None:
     if not ok:
-        raise ValueError(f"gfdit.{field} must be {allowed}, got {value!r}")
+        raise ValueError(f"gfdit.{field} must be {allowed}, got {value!r:.100}")
+
+
+def _is_name(value: Any) -> bool:
+    """Half of a surrogate pair, which JSON can escape, is no character: it cannot be sent as UTF-8."""
+    return (
+        isinstance(value, str)
+        and len(value) <= _MAX_CLASS_LENGTH
+        and not any("\ud800" <= character <= "\udfff" for character in value)
+    )
 
 
 def _is_integer(value: Any) -> bool:
@@ -55,4 +79,4 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (_is_integer(value) or isinstance(value, float)) and value == value and abs(value) != float("inf")
+    return _is_integer(value) or isinstance(value, float)

@@ -24,6 +24,7 @@ from vllm_omni.diffusion.worker.utils import (
 
 from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
+from gfdit.adapters.limits import Limits
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, trajectory
@@ -57,6 +58,7 @@ class StepExecutionAdapter:
     default_num_steps: ClassVar[int] = 50
     sequence_plan: SequencePlan | None = None
     ring = False
+    limits: Limits | None = None
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
         self.od_config = od_config
@@ -77,6 +79,8 @@ class StepExecutionAdapter:
             raise ValueError(f"num_inference_steps must be at least 1, got {num_steps}")
         if isinstance(request.sampling_params.generator, list):
             raise ValueError("generator must be one for all outputs of a request, not a list")
+        if self.limits is not None:  # before there is a task for every step
+            self.limits.check(shape, num_steps, request.sampling_params)
         candidates = self.parallel_candidates(shape, cfg, max_sp)
         graph = trajectory(request.request_id, num_steps, candidates, prepare=self.separate_prepare)
         return Trajectory(shape, num_steps, cfg, graph)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gfdit.observe.provenance import machine, provenance
+from gfdit.cli.provenance import machine, provenance
 
 HEAPS = ("shared_memory", "local", "torch_symmetric", "interpreted")
 DEFAULT_SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")

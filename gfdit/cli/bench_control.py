@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.sim import progress
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import known_policies
-from gfdit.observe.provenance import provenance, source_lines, write_report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
 from gfdit.sim.cost_tables import load_cost_table

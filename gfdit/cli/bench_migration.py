@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gfdit.observe.provenance import provenance, source_lines, write_report
+from gfdit.cli.provenance import provenance, source_lines, write_report
 
 TARGET_RATIO = 1.0
 

@@ -113,7 +113,7 @@ def server_command(args: argparse.Namespace) -> list[str]:
 
 def hardware() -> str:
     """The devices by name, or the machine if it has none."""
-    from gfdit.observe.provenance import machine
+    from gfdit.cli.provenance import machine
     from gfdit.omni.plugin import find_accelerator
 
     if find_accelerator() is None:

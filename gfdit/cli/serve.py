@@ -5,15 +5,32 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 from gfdit.core.cost.file import CostTable
 from gfdit.core.policy.admission import AdmissionMode
-from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
+from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.omni.settings import Settings
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
 FRONT = "gfdit.omni.http_front.HttpFront"
+# Settings that have an option of their own.
+_OPTIONS = {
+    "policy": "--policy",
+    "policy_args": "--policy-arg",
+    "admission": "--admission",
+    "ranks": "--ranks",
+    "run_ahead": "--run-ahead",
+    "ring": "--ring",
+    "shutdown_timeout_s": "--shutdown-timeout",
+    "costs": "--costs",
+    "model_name": "--model-name",
+    "timeline": "--timeline",
+    "record": "--record",
+    "comm_table": "--comm-table",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +69,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=20.0,
         help="seconds that running requests have to end after SIGTERM (default 20); then they get HTTP 503",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting of docs/serving.md, such as start_timeout_s=1800; repeat",
+    )
     parser.add_argument("--costs", metavar="FILE", type=Path, help="cost table the policy estimates times with")
     parser.add_argument("--model-name", metavar="NAME", help="what the cost table calls the model")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
@@ -75,8 +99,8 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
     if args.shutdown_timeout < 0:
         raise ValueError(f"--shutdown-timeout must not be negative, got {args.shutdown_timeout}")
-    policy_args = parse_policy_args(args.policy_arg)
-    load_policy(args.policy, policy_args, args.admission)
+    policy_args = parse_pairs("--policy-arg", args.policy_arg)
+    refuse_stage_overrides(args.passthrough)
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
     settings |= {"run_ahead": args.run_ahead, "ring": args.ring}
     settings["shutdown_timeout_s"] = args.shutdown_timeout
@@ -89,6 +113,8 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     for name in ("costs", "timeline", "record", "comm_table"):
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
+    settings |= parse_settings(args.set)
+    Settings.parse({"gfdit": settings})
     stage = {
         "engine_backend": ENGINE,
         "additional_config": {"gfdit": settings},
@@ -116,12 +142,40 @@ def check_comm_table(path: Path) -> None:
     SelectorTable.load(path)
 
 
-def parse_policy_args(items: list[str]) -> dict[str, str]:
+def refuse_stage_overrides(passthrough: list[str]) -> None:
+    """Raises ValueError for vLLM-Omni's option that would replace ours, and with it the engine."""
+    for argument in passthrough:
+        name = argument.partition("=")[0].replace("_", "-")  # vLLM takes either
+        if len(name) > len("--stage-") and "--stage-overrides".startswith(name):  # and any unique beginning
+            raise ValueError(
+                f"{argument.partition('=')[0]} would replace the one that selects gfdit's engine; "
+                "use --set NAME=VALUE for its settings, or `vllm serve` by hand (docs/serving.md)"
+            )
+
+
+def parse_settings(items: list[str]) -> dict[str, Any]:
+    """NAME=VALUE items as settings of their types. Raises ValueError for one that cannot be set here."""
+    types = get_type_hints(Settings, include_extras=True)
+    parsed: dict[str, Any] = {}
+    for name, value in parse_pairs("--set", items).items():
+        if name in _OPTIONS:
+            raise ValueError(f"--set {name}: use {_OPTIONS[name]}")
+        if name not in types:
+            known = ", ".join(known for known in types if known not in _OPTIONS)
+            raise ValueError(f"--set knows no setting {name!r}, known: {known}")
+        try:
+            parsed[name] = msgspec.convert(value, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"--set {name}={value}: {str(error).replace('`', '')}") from error
+    return parsed
+
+
+def parse_pairs(option: str, items: list[str]) -> dict[str, str]:
     """KEY=VALUE items as a dictionary. Raises ValueError for one that is not of that form."""
     parsed = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not (key and equals):
-            raise ValueError(f"--policy-arg takes KEY=VALUE, got {item!r}")
+            raise ValueError(f"{option} takes KEY=VALUE, got {item!r}")
         parsed[key] = value
     return parsed

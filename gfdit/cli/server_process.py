@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Self
 
 LOG_TAIL_LINES = 60
-STOP_GRACE_S = 10.0
-START_TIMEOUT_S = 180.0
+# Against hangs: on a busy machine a server that starts or ends takes minutes.
+STOP_GRACE_S = 120.0
+START_TIMEOUT_S = 1200.0
 
 
 class ServerError(RuntimeError):

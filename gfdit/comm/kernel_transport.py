@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -34,6 +35,8 @@ from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
 from gfdit.kernels.variants import all_variants
 
 _HEADS = Choice(Path.PUSH, chunk_bytes=0, num_programs=1)
+# There is one table per group and sizes of its parts. The last ones used are kept: a server meets ever new sizes.
+MAX_TABLES = 1024
 
 
 class KernelTransport:
@@ -53,7 +56,8 @@ class KernelTransport:
         obstacles = {path: kind.obstacle for path, kind in PATHS.items()}
         self.selector = Selector(site_of(heap), obstacles, heap.selector_table)
         self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
-        self._tables: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
+        self._tables: OrderedDict[tuple[tuple[int, ...], ...], torch.Tensor] = OrderedDict()
+        self._captured: dict[int, torch.Tensor] = {}  # tables that graphs read when they are replayed, by address
         self._heap_addresses = heap_addresses(heap)
         self._busy = threading.Lock()
         self._checking = threading.Lock()  # a lane and the monitor of its device may both check
@@ -226,8 +230,15 @@ class KernelTransport:
 
     def _kept_table(self, rows: list[tuple[int, ...]]) -> torch.Tensor:
         key = tuple(rows)
-        if (table := self._tables.get(key)) is None:
-            table = self._tables[key] = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)
+        table = self._tables.pop(key, None)
+        if table is None:
+            table = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)
+        self._tables[key] = table
+        if self._state.on_gpu and torch.cuda.is_current_stream_capturing():
+            self._captured[table.data_ptr()] = table
+        if len(self._tables) > MAX_TABLES:
+            # What still reads it was launched on this stream before whatever gets its memory.
+            self._tables.popitem(last=False)
         return table
 
     def _aside(self) -> AbstractContextManager[object]:

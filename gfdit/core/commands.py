@@ -101,6 +101,23 @@ class ResetEdges(_Command, frozen=True, gc=False):
     edges: tuple[tuple[int, int, int], ...]
 
 
+class ProbeRank(_Command, frozen=True, gc=False):
+    """A task has failed on ``rank``: find out whether it can still do its work (:class:`~events.RankProbed`)."""
+
+    rank: int
+
+
+class RestartRank(_Command, frozen=True, gc=False):
+    """Replace the process of ``rank``, which fails; :class:`~events.RankLost` follows.
+
+    ``for_good``: do not replace it.
+    """
+
+    rank: int
+    reason: str
+    for_good: bool = False
+
+
 class StartRequest(_Command, frozen=True, gc=False):
     """The first task of a request has been dispatched: it has left the queue."""
 
@@ -150,6 +167,8 @@ Command = (
     | WithdrawTask
     | FreeArtifacts
     | ResetEdges
+    | ProbeRank
+    | RestartRank
     | StartRequest
     | CompleteRequest
     | CancelRequest

@@ -98,6 +98,13 @@ class EdgesReset(_Event, frozen=True, gc=False):
     rank: int
 
 
+class RankProbed(_Event, frozen=True, gc=False):
+    """The answer to a :class:`~commands.ProbeRank`; with ``error`` the rank cannot do its work."""
+
+    rank: int
+    error: str = ""
+
+
 class RankLost(_Event, frozen=True, gc=False):
     rank: int
     reason: str
@@ -111,12 +118,14 @@ class Reconnected(_Event, frozen=True, gc=False):
     """The first event of a control plane that replaces another one, which was lost with its books.
 
     ``requests`` are alive. ``holdings`` are, by rank that is there, what it holds of artifacts: name, layout under
-    which it has its part, and what the artifact consists of. No edge has been in ``generation`` yet.
+    which it has its part, and what the artifact consists of. No edge has been in ``generation`` yet. Requests in
+    ``started`` have left the queue already.
     """
 
     requests: tuple[tuple[Request, TaskGraph], ...]
     holdings: tuple[tuple[int, tuple[tuple[str, ExecutionLayout, ArtifactView], ...]], ...]
     generation: int
+    started: tuple[str, ...] = ()
 
 
 class WakeUp(_Event, frozen=True, gc=False):
@@ -137,6 +146,7 @@ Event = (
     | TaskFailed
     | MigrationFinished
     | EdgesReset
+    | RankProbed
     | RankLost
     | RankJoined
     | Reconnected

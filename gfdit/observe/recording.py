@@ -2,12 +2,17 @@
 
 JSON lines. The first one says how the control plane was made; then each event is followed by its commands. Text is
 encoded the same way every time, so a repeated run is compared with a recording byte for byte.
+
+A replay starts where the server did. So a recording is not rotated: at its limit it ends, and what it holds up to
+there can be replayed, as can what a killed server has left. How far that got within the last event is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -18,8 +23,11 @@ from gfdit.core import ControlPlane
 from gfdit.core.commands import Command
 from gfdit.core.cost.file import CostTable
 from gfdit.core.events import Event
+from gfdit.observe.writers import MAX_FILE_BYTES, AppendFile, BackgroundWriter
 
 VERSION = 3
+FLUSH_INTERVAL_S = 0.02
+MAX_WAITING_BYTES = 32 << 20
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
 _EVENT_START = b'{"now_s":'
@@ -40,6 +48,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead: int = 0
     max_retries: int = 3
     checkpoint_every_steps: int = 0
+    max_queue_s: float | None = None
     first_id: int = 0
 
 
@@ -58,24 +67,38 @@ class TimedEvent:
 
 @dataclass(slots=True)
 class Step:
-    """An event at ``line_number``, and its ``answer``: the lines up to the next event."""
+    """An event at ``line_number``, and its ``answer``: the lines up to the next event.
+
+    Of the ``last`` event of a recording the answer may be cut off, or lacking.
+    """
 
     line_number: int
     given: TimedEvent
     answer: list[bytes] = field(default_factory=list)
+    last: bool = False
 
 
 class RecordingWriter:
-    """Writes a recording, each line at once: one that ends early ends with the event that was fatal."""
+    """Writes a recording from a thread, which neither an error nor a slow disk lets get in the way of serving.
 
-    def __init__(self, path: str | Path, header: RecordingHeader) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
-        self._write([msgspec.json.encode(header)])
+    Where it cannot be written, or has ``max_bytes``, it ends, since with a gap it could not be replayed. Each line
+    is on its way before the next is made: one that ends early ends with the event that was fatal, and that of a
+    killed process lacks :data:`FLUSH_INTERVAL_S`. A recording that is there is kept as ``<name>.1``.
+    """
+
+    def __init__(self, path: str | Path, header: RecordingHeader, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self._writer = BackgroundWriter(
+            f"recording {path}",
+            partial(_RecordingFile, Path(path), header, max_bytes),
+            max_waiting=MAX_WAITING_BYTES,
+            interval_s=FLUSH_INTERVAL_S,
+            no_gaps=True,
+        )
 
     def handle(self, plane: ControlPlane, event: Event, now_s: float) -> list[Command]:
         """``plane.handle(event, now_s)``, recorded. Raises what it raises."""
+        if self._writer.ended:
+            return plane.handle(event, now_s)
         self._write([msgspec.json.encode({"now_s": now_s, "event": type(event).__name__, "data": event})])
         try:
             commands = plane.handle(event, now_s)
@@ -86,11 +109,31 @@ class RecordingWriter:
         return commands
 
     def close(self) -> None:
-        self._file.close()
+        self._writer.close()
 
     def _write(self, lines: list[bytes]) -> None:
-        self._file.write(b"".join(line + b"\n" for line in lines))
-        self._file.flush()
+        data = b"".join(line + b"\n" for line in lines)
+        self._writer.put(data, len(data))
+
+
+class _RecordingFile:
+    """The file, which is cut off at ``max_bytes``."""
+
+    def __init__(self, path: Path, header: RecordingHeader, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._file = AppendFile(path, keeps_older=True)
+        self._file.append(msgspec.json.encode(header) + b"\n")
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        data = b"".join(lines)
+        room = self._max_bytes - self._file.num_bytes
+        self._file.append(data[: max(0, room)])
+        if len(data) > room:
+            self.close()
+            raise OSError(errno.EFBIG, f"it has reached its limit of {self._max_bytes} bytes")
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def command_line(command: Command) -> bytes:
@@ -138,7 +181,7 @@ class RecordingReader:
                 yield self._parse(line)
 
     def steps(self) -> Iterator[Step]:
-        """Every event with the lines of its answer, of a recording that is complete."""
+        """Every event with the lines of its answer, of a recording that is not written to any more."""
         step: Step | None = None
         for line in self._lines():
             if line.startswith(_EVENT_START):
@@ -150,6 +193,7 @@ class RecordingReader:
             else:
                 step.answer.append(line)
         if step is not None:
+            step.last = True
             yield step
 
     def _lines(self) -> Iterator[bytes]:

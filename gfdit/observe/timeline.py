@@ -7,19 +7,22 @@ write the same schema. One event a line: a file cut off by a killed process lose
 from __future__ import annotations
 
 import json
-import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gfdit.core.layouts import ExecutionLayout
+from gfdit.observe.writers import MAX_FILE_BYTES, AppendFile, BackgroundWriter, DirectWriter, Writer
 
 VERSION = 1
 MIGRATE = "migrate"
 FLUSH_INTERVAL_S = 1.0
+MAX_WAITING = 65536  # tasks on ranks, in about 50 MB
 _US_PER_S = 1e6
+_END = b"\n]\n"
 # Chrome's reserved colour names, the only ones a trace may ask for; chosen to be told apart.
 _COLOURS = (
     "thread_state_running",
@@ -76,26 +79,35 @@ class _Entry:
 
 
 class TimelineWriter:
-    """Appends to a timeline file. ``record`` only queues: a thread of the writer encodes and writes.
+    """Appends to a timeline file. ``record`` only queues.
 
     Times may be on any clock, as long as it is one clock: the file counts from ``base_s`` or, without it, from
-    the earliest record of the first second. ``close`` makes the file complete JSON; calling it twice is fine.
+    the earliest record that is written at first. ``close`` makes the file complete JSON; calling it twice is fine.
+
+    As it is, it is for tools: a file that is there is replaced, and errors are raised. With ``serving`` a thread
+    writes (:class:`~gfdit.observe.writers.BackgroundWriter`): neither an error nor a slow disk gets in the way. A
+    file that has ``max_bytes`` is completed, and another one begun, whose times count from the same moment. Two
+    older ones are kept, ``<name>.1`` and ``<name>.2``; what is there at the start is one of them.
     """
 
-    def __init__(self, path: str | Path, num_ranks: int, *, base_s: float | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        num_ranks: int,
+        *,
+        base_s: float | None = None,
+        serving: bool = False,
+        max_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
         self.path = Path(path)
-        self._num_ranks = num_ranks
-        self._base_s = base_s
-        self._queue: list[_Entry] = []
-        self._lock = threading.Lock()
-        self._migration_tracks: set[int] = set()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("w", encoding="utf-8")
-        self._file.write("[\n" + ",\n".join(_dump(event) for event in self._header()))
-        self._file.flush()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._flush_loop, name="gfdit-timeline", daemon=True)
-        self._thread.start()
+        open_file = partial(_TimelineFile, self.path, num_ranks, base_s, max_bytes if serving else None)
+        self._writer: Writer[_Entry]
+        if serving:
+            self._writer = BackgroundWriter(
+                f"timeline {path}", open_file, max_waiting=MAX_WAITING, interval_s=FLUSH_INTERVAL_S
+            )
+        else:
+            self._writer = DirectWriter(open_file())
 
     def record(
         self,
@@ -130,7 +142,7 @@ class TimelineWriter:
             dispatched_s,
             run_ahead,
         )
-        self._queue.append(_Entry(span, extra))
+        self._writer.put(_Entry(span, extra))
 
     def record_migration(
         self,
@@ -144,41 +156,63 @@ class TimelineWriter:
     ) -> None:
         """One artifact on its way, seen from ``rank``; ``ranks`` are the sources and then the others."""
         span = Span(rank, artifact, request_id, MIGRATE, -1, 0, 0, ranks, start_s, end_s)
-        self._queue.append(_Entry(span, extra))
-
-    def flush(self) -> None:
-        """Write what has been recorded."""
-        with self._lock:
-            # Records may come in meanwhile: take exactly those that are there.
-            entries = self._queue[: len(self._queue)]
-            del self._queue[: len(entries)]
-            if not entries or self._file.closed:
-                return
-            if self._base_s is None:
-                self._base_s = min(entry.span.start_s for entry in entries)
-            events = [event for entry in entries for event in self._events(entry, self._base_s)]
-            self._file.write("".join(f",\n{_dump(event)}" for event in events))
-            self._file.flush()
+        self._writer.put(_Entry(span, extra))
 
     def close(self) -> None:
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._thread.join()
-        self.flush()
-        with self._lock:
-            self._file.write("\n]\n")
-            self._file.close()
+        self._writer.close()
 
-    def __enter__(self) -> TimelineWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _flush_loop(self) -> None:
-        while not self._closing.wait(FLUSH_INTERVAL_S):
-            self.flush()
+
+class _TimelineFile:
+    """The file, and how entries are encoded. Without ``max_bytes`` it has no limit, and no older ones are kept."""
+
+    def __init__(self, path: Path, num_ranks: int, base_s: float | None, max_bytes: int | None) -> None:
+        self._path = path
+        self._num_ranks = num_ranks
+        self._base_s = base_s
+        self._max_bytes = max_bytes
+        self._open()
+
+    def write(self, entries: Sequence[_Entry]) -> None:
+        if self._base_s is None:
+            self._base_s = min(entry.span.start_s for entry in entries)
+        waiting = bytearray()
+        for entry in entries:
+            encoded = self._encode(entry, self._base_s)
+            if not self._has_room(len(waiting) + len(encoded)):
+                self._file.append(bytes(waiting))
+                waiting.clear()
+                self.close()
+                self._open()
+                encoded = self._encode(entry, self._base_s)  # with the names of its tracks
+            waiting += encoded
+            self._is_new = False
+        self._file.append(bytes(waiting))
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.append(_END)
+            self._file.close()
+
+    def _open(self) -> None:
+        self._file = AppendFile(self._path, keeps_older=self._max_bytes is not None)
+        self._migration_tracks: set[int] = set()
+        self._is_new = True
+        self._file.append(("[\n" + ",\n".join(_dump(event) for event in self._header())).encode())
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """For so much more, and the end of the file."""
+        if self._max_bytes is None or self._is_new:
+            return True
+        return self._file.num_bytes + num_bytes + len(_END) <= self._max_bytes
+
+    def _encode(self, entry: _Entry, base_s: float) -> bytes:
+        return "".join(f",\n{_dump(event)}" for event in self._events(entry, base_s)).encode()
 
     def _header(self) -> Iterable[dict[str, Any]]:
         yield _metadata("process_name", 0, name="gfdit")

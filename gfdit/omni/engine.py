@@ -7,10 +7,15 @@ only passes messages on; every scheduling decision is made in the control proces
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 import queue
+import threading
 import time
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ from gfdit.adapters.registry import make_adapter
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
-from gfdit.core.tasks import Request, Shape, TaskKind, with_candidates
+from gfdit.core.tasks import Request, TaskKind, with_candidates
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
@@ -39,6 +44,7 @@ from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
+from gfdit.runtime.guard import guarded, start_guarded
 
 check_symbols()
 logger = init_logger(__name__)
@@ -64,6 +70,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self.num_ranks = _resolve_ranks(od_config, self.settings)
         od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
+        self.adapter.limits = self.settings.limits
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:
@@ -103,12 +110,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 size = 128 if current_omni_platform.device_type == "cpu" else 512
             request = self._make_dummy_request(height=size, width=size, guidance_scale=0.0, num_inference_steps=2)
             if size and request is not None:
-                request = self._prepare_request_for_admission(request)
+                request = super()._prepare_request_for_admission(request)  # may be larger than any client's
                 seconds = self.executor.collective_rpc(
                     "gfdit_warm_up", args=(request, self._sequence_parallel), unique_reply_rank=0
                 )
                 logger.info("warmed up at %dx%d, seconds on rank 0: %s", size, size, seconds)
                 self.executor.warm_up_replacements(request)
+            self._start_loop()
         except Exception:
             logger.exception("warm-up failed")
             self.close()
@@ -119,6 +127,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _prepare_request_for_admission(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
         """What the model's own preprocessing refuses is the client's mistake: an input image that is missing."""
         try:
+            self.settings.limits.check_fields(request.sampling_params)
             return super()._prepare_request_for_admission(request)
         except OmniClientError:
             raise
@@ -128,20 +137,22 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
         """Check and convert the request, enter it in the table and queue it for the control process.
 
-        Raises ``OmniClientError``: HTTP 400 naming the field for what the client got wrong, 429 for a request too
-        many.
+        Raises ``OmniClientError``: HTTP 400 naming the field for what the client got wrong, 413 for more input
+        than a request may have, 429 for a request too many.
         """
         arrival_s = time.monotonic()
         if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
-            message = f"{self.settings.max_requests} requests are alive already (retry after 1 s)"
-            raise OmniClientError(message, status_code=429, error_type="TooManyRequests")
+            raise _too_many(f"{self.settings.max_requests} requests are alive already")
         try:
             submission = self._convert(request, arrival_s)
         except ValueError as error:
             raise OmniClientError(str(error)) from error
+        num_bytes = len(submission.payload)
+        self._check_payload(num_bytes)
         request_id = super()._add_prepared_request(request)
+        self.scheduler.count_payload(request_id, num_bytes)
         self._submissions.put(submission)
-        self.executor.client.wake()
+        self.executor.wake()
         return request_id
 
     def _convert(self, request: OmniDiffusionRequest, arrival_s: float) -> msg.Submit:
@@ -150,7 +161,6 @@ class ElasticDiffusionEngine(DiffusionEngine):
         max_sp = options.max_sp if self._sequence_parallel else 1
         trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
-        self._check_size(shape)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
         graph = with_candidates(
             trajectory.graph, TaskKind.DECODE, decode_candidates(self._tiling, shape, num_decoders)
@@ -169,51 +179,95 @@ class ElasticDiffusionEngine(DiffusionEngine):
         )
         return msg.Submit(wire_request, graph, pickle.dumps(request))
 
-    def _check_size(self, shape: Shape) -> None:
-        frame = shape.height * shape.width
-        if frame > self.settings.max_pixels:
-            raise ValueError(
-                f"size {shape} has {frame} pixels a frame, at most {self.settings.max_pixels} are allowed"
+    def _check_payload(self, num_bytes: int) -> None:
+        """Prompt and input images are kept in three processes until the request ends."""
+        settings = self.settings
+        if num_bytes > settings.max_payload_bytes:
+            message = (
+                f"prompt and input images take {num_bytes} bytes, at most {settings.max_payload_bytes} are allowed"
             )
-        if shape.num_frames > 1 and (pixels := frame * shape.num_frames) > self.settings.max_video_pixels:
-            allowed = self.settings.max_video_pixels
-            raise ValueError(f"num_frames: {shape} has {pixels} pixels, at most {allowed} are allowed")
+            raise OmniClientError(message, status_code=413, error_type="PayloadTooLarge")
+        if self.scheduler.payload_bytes + num_bytes > settings.max_queued_bytes:
+            raise _too_many(f"prompts and input images of requests take {settings.max_queued_bytes} bytes already")
 
     def abort(self, request_id: Any) -> None:
         super().abort(request_id)
-        self.executor.client.wake()
+        self.executor.wake()
 
     def _submit_rpc(self, *args: Any, **kwargs: Any) -> _RpcTask:
         task = super()._submit_rpc(*args, **kwargs)
-        self.executor.client.wake()
+        if self._closed:  # there may be no loop any more to take it
+            super()._fail_pending_rpcs(RuntimeDownError(retryable("the engine is down")))
+        self.executor.wake()
         return task
 
     # The loop: the only thread that talks to the control process from here on
 
+    def _start_loop(self) -> None:
+        """With the engine and not, as in vLLM-Omni, with its first request: a server that nobody has used yet must
+        see its control process end, too."""
+        self.stop_event = threading.Event()
+        self._loop_started = True
+        self.worker_thread = start_guarded(self._busy_loop, name="gfdit-engine", on_error=self._fail)
+
+    async def _check_and_start_background_loop(self) -> None:
+        """The loop runs already; requests only tell it on which event loop they wait."""
+        if self._closed:
+            raise RuntimeDownError(retryable("the engine is down"))
+        self.main_loop = asyncio.get_running_loop()
+
     def _busy_loop(self) -> None:
         assert self.stop_event is not None
         while not self.stop_event.is_set():
-            try:
-                messages = self.executor.client.receive(1.0)
-            except RuntimeDownError as error:
-                self.executor.mark_failed(str(error))
-                self._fail_engine(error)
-                return
-            for message in messages:
-                self._on_message(message)
+            for message in self.executor.receive(1.0):
+                with guarded(f"taking in a message ({type(message).__name__})", partial(self._on_bad, message)):
+                    self._on_message(message)
             self._send_submissions()
             self._process_aborts_queue()
             self._process_rpc_queue()
             self._finish_pauses()
+            self._fail_late_calls()
             self._fail_without_result()
         self._fail_pending_rpcs(RuntimeError("DiffusionEngine is shutting down."))
+
+    def _fail(self, error: BaseException) -> None:
+        """The loop has ended: unhealthy from now on, and whoever waits is told."""
+        known = isinstance(error, RuntimeDownError)
+        reason = str(error) if known else f"the engine's loop ended by {type(error).__name__}"
+        self.executor.mark_failed(reason)
+        self._fail_engine(RuntimeDownError(retryable(reason)))
+
+    def _on_bad(self, message: msg.ControlMessage | msg.Result, error: BaseException) -> None:
+        """A message that cannot be taken in fails the request that it is about, and nothing else."""
+        match message:
+            case msg.ArtifactBytes() | msg.CallDone():
+                pass
+            case _ if (request_id := getattr(message, "request_id", None)) is not None:
+                if self._is_live(request_id):  # there, too
+                    self.executor.send(RequestCancelled(request_id))
+                self._fail_request(request_id, error)
+
+    def _fail_request(self, request_id: str, error: BaseException) -> None:
+        """Answer the client for something that went wrong on this side."""
+        self._completed.pop(request_id, None)
+        self._results.pop(request_id, None)
+        if self._is_live(request_id):
+            self.scheduler.finish_requests(request_id, DiffusionRequestStatus.FINISHED_ERROR)
+            self._finalize_finished_request(request_id)
+        if isinstance(error, OSError):  # most likely its shared memory, which went with a worker
+            output = DiffusionOutput(error=retryable("the result was lost"), error_status_code=503)
+        else:
+            output = DiffusionOutput(error=f"the engine failed at this request: {type(error).__name__}: {error}")
+        self._put_output(request_id, output)
 
     def _send_submissions(self) -> None:
         while not self._scheduling_paused and not self._submissions.empty():
             submission = self._submissions.get()
-            if self._is_live(submission.request.id):
-                self._num_alive += 1
-                self.executor.client.send(submission)
+            request_id = submission.request.id
+            if self._is_live(request_id):
+                with guarded(f"submitting {request_id!a}", partial(self._fail_request, request_id)):
+                    self.executor.send(submission)
+                    self._num_alive += 1
 
     def _is_live(self, request_id: str) -> bool:
         state = self.scheduler.get_request_state(request_id)
@@ -234,7 +288,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
             case msg.ArtifactBytes(by_rank):
                 show_artifact_bytes(by_rank)
             case msg.CallDone(call_id):
-                self._on_call_done(self._calls.pop(call_id), message)
+                if (task := self._calls.pop(call_id, None)) is not None:  # else it was given up
+                    self._on_call_done(task, message)
 
     def _on_started(self, request_id: str, queue_wait_s: float) -> None:
         with self._cv:
@@ -247,12 +302,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_ended(self, message: msg.RequestEnd) -> None:
         self._num_alive -= 1
         request_id = message.request_id
-        if not self._is_live(request_id):
-            self._results.pop(request_id, None)
-        elif isinstance(message, cmd.CompleteRequest):
+        is_live = self._is_live(request_id)
+        if is_live and isinstance(message, cmd.CompleteRequest):
             self._completed[request_id] = time.monotonic()
             self._deliver_if_complete(request_id)
-        else:
+            return
+        self._results.pop(request_id, None)  # of a last task that was done and lost all the same
+        if is_live:
             self._finish(request_id, _error_output(message), DiffusionRequestStatus.FINISHED_ERROR)
 
     def _deliver_if_complete(self, request_id: str) -> None:
@@ -286,7 +342,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         for request_id in request_ids:
             if not self._is_live(request_id):
                 continue
-            self.executor.client.send(RequestCancelled(request_id))
+            self.executor.send(RequestCancelled(request_id))
             self._completed.pop(request_id, None)
             self._results.pop(request_id, None)
             self.scheduler.finish_requests(request_id, DiffusionRequestStatus.FINISHED_ABORTED)
@@ -298,28 +354,57 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """Start a call; its answer arrives as a message, so requests go on meanwhile."""
         if task.future.done():
             return
-        if task.method == "pause_scheduler":
-            self._pauses.append(task)
-        elif task.method == "resume_scheduler":
-            task.future.set_result(self._open_scheduling_gate())
-        else:
-            self._calls[self.executor.begin_call(task.method, task.args, task.kwargs)] = task
+        with guarded(f"calling {task.method}", partial(_answer, task, None)):
+            if task.deadline is not None and time.monotonic() > task.deadline:
+                raise TimeoutError(f"the time for {task.method} was over before it could be called")
+            if task.method == "pause_scheduler":
+                self._pauses.append(task)
+            elif task.method == "resume_scheduler":
+                _answer(task, self._open_scheduling_gate())
+            else:
+                self._calls[self.executor.begin_call(task.method, task.args, task.kwargs)] = task
+                if task.deadline is None:
+                    task.deadline = time.monotonic() + self.settings.start_timeout_s
 
     def _on_call_done(self, task: _RpcTask, done: msg.CallDone) -> None:
-        if task.future.done():
-            return
-        try:
-            task.future.set_result(self.executor.call_result(done, task.method, task.unique_reply_rank))
-        except Exception as error:
-            task.future.set_exception(error)
+        with guarded(f"calling {task.method}", partial(_answer, task, None)):
+            _answer(task, self.executor.call_result(done, task.method, task.unique_reply_rank))
+
+    def _fail_late_calls(self) -> None:
+        """Give up waiting for answers; ranks that are still at it are the control process's affair."""
+        now_s = time.monotonic()
+        for call_id, task in list(self._calls.items()):
+            if task.deadline is not None and now_s > task.deadline:
+                del self._calls[call_id]
+                _answer(task, None, TimeoutError(f"{task.method} was not answered by every rank in time"))
 
     def _finish_pauses(self) -> None:
         """A pause is complete once no request is left in the control plane: no device work is in flight."""
         if self._num_alive == 0:
             while self._pauses:
-                task = self._pauses.pop()
-                if not task.future.done():
-                    task.future.set_result(None)
+                _answer(self._pauses.pop(), None)
+
+    def _fail_pending_rpcs(self, exc: BaseException) -> None:
+        """Also those that are under way."""
+        super()._fail_pending_rpcs(exc)
+        waiting = [*self._calls.values(), *self._pauses]
+        self._calls.clear()
+        self._pauses.clear()
+        for task in waiting:
+            _answer(task, None, exc)
+
+
+def _answer(task: _RpcTask, value: Any, error: BaseException | None = None) -> None:
+    """Unless the caller has given up."""
+    with suppress(InvalidStateError):
+        if error is None:
+            task.future.set_result(value)
+        else:
+            task.future.set_exception(error)
+
+
+def _too_many(what: str) -> OmniClientError:
+    return OmniClientError(f"{what} (retry after 1 s)", status_code=429, error_type="TooManyRequests")
 
 
 def _error_output(message: msg.RequestEnd) -> DiffusionOutput:

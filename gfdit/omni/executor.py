@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import warm_up
 from gfdit.runtime.executor import Results, TaskError
+from gfdit.runtime.host_memory import FreedMemory
 from gfdit.runtime.messages import Holding
 
 
@@ -74,6 +75,8 @@ class OmniExecutor:
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
+        # A GPU has an allocator of its own.
+        self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
         self.warm_up_s: dict[str, float] = {}
         if payload.warm_up is not None:
             self.warm_up_s = warm_up(self, payload.warm_up, sequence_parallel=False, by_itself=True)
@@ -171,6 +174,8 @@ class OmniExecutor:
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.store.drop(artifacts)
+        if self.freed_memory is not None:
+            self.freed_memory.bound()
 
     def holdings(self) -> tuple[Holding, ...]:
         return tuple(
@@ -203,6 +208,10 @@ class OmniExecutor:
     def gfdit_artifacts(self) -> dict[str, int]:
         """Bytes held by artifact id."""
         return self.store.sizes()
+
+    def gfdit_memory(self) -> dict[str, int]:
+        """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
+        return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
 
     def gfdit_warm_up(self, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
         """Run a small request at every degree, together with the other ranks; seconds by specification."""

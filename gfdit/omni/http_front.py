@@ -23,10 +23,9 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-from vllm.v1.engine.exceptions import EngineDeadError
-
 from gfdit.omni.retryable import SEND_AGAIN, retryable
 from gfdit.omni.settings import Settings
+from gfdit.runtime.guard import guarded
 
 logger = logging.getLogger("gfdit.http")
 
@@ -37,6 +36,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 STOPPING = retryable("the server is shutting down")
+DOWN = retryable("the engine is down, the server's log says why")
 # What a request that was told to give up has to do so, and then a task that was cancelled.
 _GIVE_UP_S = 2.0
 
@@ -98,8 +98,16 @@ class HttpFront:
             self._stop = asyncio.get_running_loop().create_task(self._drain(app))
 
     async def _drain(self, app: Any) -> None:
-        config = app.state.engine_client.get_diffusion_od_config()
-        grace_s = Settings.parse(getattr(config, "additional_config", None)).shutdown_timeout_s
+        """Whatever goes wrong here, the server stops."""
+        try:
+            with guarded("waiting for requests to end", lambda _: None):
+                await self._let_end(_grace_s(app))
+        finally:
+            # From here on as when vLLM's server ends by itself: it closes connections, then the engine.
+            app.state.server.config.timeout_graceful_shutdown = _GIVE_UP_S
+            app.state.server.should_exit = True
+
+    async def _let_end(self, grace_s: float) -> None:
         logger.info("stopping: %d requests have %g s to end", len(self._running), grace_s)
         await _first_of(self._none_runs, self._time_is_over, grace_s)
         if self._running:
@@ -109,9 +117,6 @@ class HttpFront:
         for task in self._running:
             task.cancel()
         await _within(_GIVE_UP_S, self._none_runs)
-        # From here on as when vLLM's server ends by itself: it closes connections, then the engine.
-        app.state.server.config.timeout_graceful_shutdown = _GIVE_UP_S
-        app.state.server.should_exit = True
 
 
 class _Exchange:
@@ -158,25 +163,33 @@ class _Exchange:
         text = self._body.decode(errors="replace")
         if self._given_up:
             await _refuse(self._send)
-        elif (status := await self._retryable(start["status"], text)) is not None:
-            await _answer(self._send, status, _error_of(text), start["headers"])
+        elif (answer := await self._retryable(start["status"], text)) is not None:
+            await _answer(self._send, *answer, start["headers"])
         else:
             await self._send(start)
             await self._send({"type": "http.response.body", "body": self._body})
 
-    async def _retryable(self, status: int, text: str) -> HTTPStatus | None:
-        """The status of an error after which the request may be sent again."""
+    async def _retryable(self, status: int, text: str) -> tuple[HTTPStatus, str] | None:
+        """Status and text of an error after which the request may be sent again."""
         if status == HTTPStatus.TOO_MANY_REQUESTS:
-            return HTTPStatus.TOO_MANY_REQUESTS
+            return HTTPStatus.TOO_MANY_REQUESTS, _error_of(text)
         if status != HTTPStatus.INTERNAL_SERVER_ERROR:
             return None
         if SEND_AGAIN in text:
-            return HTTPStatus.SERVICE_UNAVAILABLE
+            return HTTPStatus.SERVICE_UNAVAILABLE, _error_of(text)
         try:
             await self._app.state.engine_client.check_health()
-        except EngineDeadError:
-            return HTTPStatus.SERVICE_UNAVAILABLE
+        except Exception:
+            # What went wrong with a request of a dead engine is whatever part of it was missed first.
+            return HTTPStatus.SERVICE_UNAVAILABLE, DOWN
         return None
+
+
+def _grace_s(app: Any) -> float:
+    """``shutdown_timeout_s`` as given. The engine has checked all settings; parsing loads the policy again."""
+    config = app.state.engine_client.get_diffusion_od_config()
+    given = (getattr(config, "additional_config", None) or {}).get("gfdit") or {}
+    return float(given.get("shutdown_timeout_s", Settings().shutdown_timeout_s))
 
 
 async def _refuse(send: Send) -> None:

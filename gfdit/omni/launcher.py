@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import zmq
 from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -18,6 +22,7 @@ from vllm_omni.platforms import current_omni_platform
 
 from gfdit.comm import create_heap
 from gfdit.omni.executor import WorkerPayload
+from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
@@ -45,6 +50,7 @@ class ElasticExecutor(DiffusionExecutor):
         self._callbacks: list[Callable[[], None]] = []
         self._failure: str | None = None
         self._closed = False
+        self._closing = threading.Lock()
         self._num_calls = 0
         super().__init__(od_config)
 
@@ -86,6 +92,7 @@ class ElasticExecutor(DiffusionExecutor):
                 heap=self.heap.to_json(),
                 run_ahead=settings.run_ahead,
                 max_artifact_bytes=settings.max_artifact_bytes,
+                max_queue_s=settings.max_queue_s,
                 max_retries=settings.max_retries,
                 checkpoint_every_steps=settings.checkpoint_every_steps,
                 # On GPUs all ranks attach to the heap at once: a new process finds no way in.
@@ -94,13 +101,15 @@ class ElasticExecutor(DiffusionExecutor):
                 heartbeat_timeout_s=settings.heartbeat_timeout_s,
                 task_timeout_s=settings.task_timeout_s,
                 policy_timeout_s=settings.policy_timeout_s,
+                control_timeout_s=settings.control_timeout_s,
+                max_control_restarts=settings.max_control_restarts,
                 comm_timeout_s=settings.comm_timeout_s,
                 start_timeout_s=settings.start_timeout_s,
             )
         )
         try:
             self.client.wait_ready()
-        except RuntimeDownError:
+        except BaseException:
             self.shutdown()
             raise
         if not on_cpu:
@@ -125,7 +134,7 @@ class ElasticExecutor(DiffusionExecutor):
         """Send a call to every worker; :class:`~messages.CallDone` with the returned id answers it."""
         self._num_calls += 1
         data = pickle.dumps((args, kwargs or {}))
-        self.client.send(msg.CallWorkers(self._num_calls, tuple(range(self.num_ranks)), method, data))
+        self.send(msg.CallWorkers(self._num_calls, tuple(range(self.num_ranks)), method, data))
         return self._num_calls
 
     @staticmethod
@@ -146,17 +155,51 @@ class ElasticExecutor(DiffusionExecutor):
         unique_reply_rank: int | None = None,
         exec_all_ranks: bool = False,
     ) -> Any:
-        """Call and wait; only before the engine's loop thread runs, which then owns the client."""
+        """Call and wait, for ``start_timeout_s`` unless told how long; only before the engine's loop runs.
+
+        From then on the loop owns the client. Raises ``TimeoutError`` if a rank does not answer in time.
+        """
+        timeout_s = self.settings.start_timeout_s if timeout is None else timeout
+        deadline_s = time.monotonic() + timeout_s
         call_id = self.begin_call(method, args, kwargs)
         while True:
-            for message in self.client.receive(timeout):
+            for message in self.receive(max(0.0, deadline_s - time.monotonic())):
                 if isinstance(message, msg.CallDone) and message.call_id == call_id:
                     return self.call_result(message, method, unique_reply_rank)
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(f"{method} was not answered by every rank within {timeout_s:g} s")
+
+    # The control process, as the engine sees it: one that is gone is always a RuntimeDownError with a sentence
+
+    def send(self, message: msg.EngineMessage) -> None:
+        with self._connection():
+            self.client.send(message)
+
+    def receive(self, timeout_s: float) -> list[msg.ControlMessage | msg.Result]:
+        with self._connection():
+            return self.client.receive(timeout_s)
+
+    def wake(self) -> None:
+        """Make a blocked :meth:`receive` return; from any thread, and for nothing once all is shut down."""
+        with self._closing:
+            if not self._closed:
+                self.client.wake()
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        if self._closed:
+            raise RuntimeDownError(retryable(self._failure or "the engine is shut down"))
+        try:
+            yield
+        except (OSError, EOFError, zmq.ZMQError) as error:
+            raise RuntimeDownError(retryable("the connection to the control process is broken")) from error
 
     # Health
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
+        if self._failure is not None:  # before anybody could be told
+            callback()
 
     def mark_failed(self, reason: str) -> None:
         """The runtime is down: unhealthy from now on."""
@@ -173,9 +216,13 @@ class ElasticExecutor(DiffusionExecutor):
             raise EngineDeadError(f"gfdit runtime is down: {self._failure or 'shut down'}")
 
     def shutdown(self) -> None:
-        if not self._closed:
+        with self._closing:  # whoever wakes the loop later would write into a file that has the number by then
+            if self._closed:
+                return
             self._closed = True
+        try:
             self.client.close()
+        finally:
             self.heap.unlink()
 
     # vLLM-Omni's synchronous execution, which the elastic engine replaces

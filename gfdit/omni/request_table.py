@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from vllm_omni.diffusion.sched import RequestScheduler
-from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus
+from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus, SchedulerRequestState
 
 
 class RequestTable(RequestScheduler):
     """vLLM-Omni's scheduler without its scheduling: the base engine keeps its books in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._payload_bytes: dict[str, int] = {}
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of all requests that have not ended; from any thread."""
+        return sum(list(self._payload_bytes.values()))
+
+    def count_payload(self, request_id: str, num_bytes: int) -> None:
+        """``request_id`` brings so much, until it ends."""
+        self._payload_bytes[request_id] = num_bytes
+
+    def pop_request_state(self, request_id: str) -> SchedulerRequestState | None:
+        """The request has ended, and its client is answered next."""
+        self._payload_bytes.pop(request_id, None)
+        self._finished_req_ids.discard(request_id)  # else only vLLM-Omni's scheduling forgets it
+        return super().pop_request_state(request_id)
 
     def mark_running(self, request_id: str, queue_wait_s: float) -> bool:
         """The request has left the queue. Returns whether it is (still) known."""

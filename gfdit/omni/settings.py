@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from gfdit.adapters.limits import Limits
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
+
+_MIB = 1024 * 1024
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
+# Bounded, because what waits for longer than the operating system can be told to does not wait at all.
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +34,15 @@ class Settings:
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank and degree is warmed up with; 0 skips it. ``max_pixels`` of a frame and
-    ``max_video_pixels`` of all frames turn away what would only exhaust the memory of a rank, and take every other
-    request with it. ``max_artifact_bytes`` is what the
-    artifacts of a rank may take: requests wait until there is room. ``max_requests`` are alive at once at most,
-    others are turned away (HTTP 429).
+    the image that every rank and degree is warmed up with; 0 skips it.
+
+    What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
+    others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
+    frame and of all images of a request, ``max_video_pixels`` of all frames of all its videos. Prompt and input
+    images take ``max_payload_bytes`` at most (HTTP 413). ``max_requests`` are alive at once at most, with
+    ``max_queued_bytes`` of prompts and input images; others are turned away (HTTP 429). One that has waited for
+    longer than ``max_queue_s`` without its first task running is given up (HTTP 503). ``max_artifact_bytes`` is
+    what the artifacts of a rank may take: requests wait until there is room.
 
     A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
     and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
@@ -38,12 +50,16 @@ class Settings:
     again; then it fails (HTTP 503). When the server is told to stop, what runs has ``shutdown_timeout_s`` to end.
     Every ``checkpoint_every_steps`` steps, unless 0, the state of a request on a
     single rank is copied to another rank.
+
+    A control process that ends, or does not answer for ``control_timeout_s``, is replaced, but not after
+    ``max_control_restarts`` in a row. Loading the model, warming it up and every call to the workers without a
+    time limit of its own take ``start_timeout_s`` at most.
     """
 
     policy: str = DEFAULT_POLICY
     policy_args: dict[str, str] = field(default_factory=dict)
     admission: str = "none"
-    ranks: int | None = None
+    ranks: Count | None = None
     adapter: str | None = None
     model_name: str | None = None
     costs: str | None = None
@@ -52,26 +68,33 @@ class Settings:
     comm_table: str | None = None
     ring: bool = False
     mask_sp_padding: bool = True
-    warmup_size: int | None = None
-    max_pixels: int = 4096 * 4096
-    max_video_pixels: int = 1280 * 720 * 161
-    run_ahead: int = 1
-    max_artifact_bytes: int | None = None
-    max_requests: int = 1024
-    max_retries: int = 3
-    checkpoint_every_steps: int = 0
-    max_restarts: int = 3
-    heartbeat_timeout_s: float = 10.0
-    task_timeout_s: float = 60.0
-    policy_timeout_s: float = 5.0
-    comm_timeout_s: float = 60.0
-    start_timeout_s: float = 600.0
-    shutdown_timeout_s: float = 20.0
-    threads_per_rank: int | None = None
+    warmup_size: CountOrZero | None = None
+    max_steps: Count = 1000
+    max_outputs: Count = 10
+    max_pixels: Count = 4096 * 4096
+    max_video_pixels: Count = 1280 * 720 * 161
+    max_payload_bytes: Count = 256 * _MIB
+    max_queued_bytes: Count = 4096 * _MIB
+    max_requests: Count = 1024
+    max_queue_s: Seconds | None = None
+    run_ahead: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    max_artifact_bytes: Count | None = None
+    max_retries: CountOrZero = 3
+    checkpoint_every_steps: CountOrZero = 0
+    max_restarts: CountOrZero = 3
+    max_control_restarts: CountOrZero = 3
+    control_timeout_s: Seconds = 5.0
+    heartbeat_timeout_s: Seconds = 10.0
+    task_timeout_s: Seconds = 60.0
+    policy_timeout_s: Seconds = 2.0
+    comm_timeout_s: Seconds = 60.0
+    start_timeout_s: Seconds = 600.0
+    shutdown_timeout_s: SecondsOrZero = 20.0
+    threads_per_rank: Count | None = None
 
     @classmethod
     def parse(cls, additional_config: Mapping[str, Any] | None) -> Settings:
-        """Raises ``ValueError`` naming an unknown setting, policy or policy argument and what is known."""
+        """Raises ``ValueError`` naming a setting, policy or policy argument that is unknown or wrong."""
         given = (additional_config or {}).get("gfdit") or {}
         if not isinstance(given, Mapping):
             raise ValueError(f'additional_config["gfdit"] must be an object, got {given!r}')
@@ -79,24 +102,23 @@ class Settings:
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"gfdit has no setting {unknown[0]!r}, known: {', '.join(known)}")
         policy_args = given.get("policy_args") or {}
-        values = {**given, "policy_args": {name: str(value) for name, value in policy_args.items()}}
+        if isinstance(policy_args, Mapping):
+            policy_args = {name: str(value) for name, value in policy_args.items()}
+        values = {**given, "policy_args": policy_args}
         try:
             settings = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
-            raise ValueError(f"gfdit settings: {error}") from error
-        if settings.run_ahead not in (0, 1):
-            raise ValueError(f"gfdit setting 'run_ahead' must be 0 or 1, got {settings.run_ahead}")
-        for name in ("max_retries", "max_restarts", "checkpoint_every_steps", "shutdown_timeout_s"):
-            if (count := getattr(settings, name)) < 0:
-                raise ValueError(f"gfdit setting {name!r} must not be negative, got {count}")
-        for name in ("heartbeat_timeout_s", "task_timeout_s"):
-            if (seconds := getattr(settings, name)) <= 0:
-                raise ValueError(f"gfdit setting {name!r} must be positive, got {seconds}")
-        for name in ("ranks", "max_artifact_bytes", "max_requests"):
-            if (value := getattr(settings, name)) is not None and value < 1:
-                raise ValueError(f"gfdit setting {name!r} must be at least 1, got {value}")
+            what, _, place = str(error).partition(" - at `$.")
+            name = place.rstrip("`")
+            wanted = what.replace("`", "").replace("Expected", "expected", 1)
+            raise ValueError(f"gfdit setting {name!r} is {values.get(name)!r}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
+
+    @property
+    def limits(self) -> Limits:
+        """Of what one request may ask for."""
+        return Limits(self.max_steps, self.max_outputs, self.max_pixels, self.max_video_pixels)
 
     def name_of(self, model: str) -> str:
         """What to call ``model``: a checkpoint folder by its own name, a hub name as it is."""

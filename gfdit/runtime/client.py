@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from gfdit.core.commands import StartRequest
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, was_thinking
@@ -91,7 +92,10 @@ class ControlClient:
         self._link = link or EngineSockets(config)
         self._clock = clock
         self._alive: dict[str, msg.Submit] = {}
+        self._started: set[str] = set()  # those of them that have left the queue
         self._unsent: list[msg.EngineMessage] = []  # while there is nobody to take them
+        self._calls: dict[int, int] = {}  # unanswered: to how many ranks
+        self._lost_calls: list[msg.CallDone] = []
         self._ready = False
         self._num_failures = 0  # control processes in a row that came to nothing
         self._start()
@@ -124,6 +128,8 @@ class ControlClient:
     def send(self, message: msg.EngineMessage) -> None:
         if isinstance(message, msg.Submit):
             self._alive.setdefault(message.request.id, message)
+        elif isinstance(message, msg.CallWorkers):
+            self._calls[message.call_id] = len(message.ranks)
         if self._heard or not self.config.epoch:
             self._link.tell(message)
         elif not isinstance(message, msg.Submit):
@@ -142,12 +148,15 @@ class ControlClient:
         if self._clock() - self._told_s > ALIVE_INTERVAL_S:
             self._told_s = self._clock()
             self._link.tell(msg.Alive())
-        arrived = self._link.wait(ALIVE_INTERVAL_S if timeout_s is None else min(timeout_s, ALIVE_INTERVAL_S))
+        longest_s = min(ALIVE_INTERVAL_S, self._silence_s / 4)
+        arrived = self._link.wait(longest_s if timeout_s is None else min(timeout_s, longest_s))
         messages: list[msg.ControlMessage | msg.Result] = [*arrived.results, *self._hear(arrived.from_control)]
         if messages or not arrived.ended:
             self._end_if_hanging()
         else:
             self._replace(self._how_it_ended(), self._link.returncode == HANGING_POLICY_EXIT)
+        messages += self._lost_calls
+        self._lost_calls = []
         return messages
 
     def _hear(self, messages: list[msg.ControlMessage]) -> list[msg.ControlMessage]:
@@ -161,9 +170,14 @@ class ControlClient:
                     raise RuntimeDownError(error)
                 case msg.Ready():
                     self._ready = True
+                case msg.CallDone(call_id):
+                    self._calls.pop(call_id, None)
+                case StartRequest(request_id):
+                    self._started.add(request_id)
                 case _ if isinstance(message, msg.RequestEnd):
                     self._has_served = True
                     self._alive.pop(message.request_id, None)
+                    self._started.discard(message.request_id)
         return [message for message in messages if not isinstance(message, (msg.Alive, msg.Ready))]
 
     # A control process that ends, or hangs
@@ -173,8 +187,7 @@ class ControlClient:
 
         Who was stopped himself has heard nobody, and begins to listen anew.
         """
-        now_s = self._clock()
-        limit_s = self.config.control_timeout_s + self.config.policy_timeout_s
+        now_s, limit_s = self._clock(), self._silence_s
         if now_s - self._checked_s > limit_s / 2:
             self._heard_s = now_s
         self._checked_s = now_s
@@ -183,6 +196,11 @@ class ControlClient:
         if now_s - self._heard_s > limit_s:
             self._link.kill()
             self._replace(f"was silent for {limit_s:g} s", was_thinking(self.config.policy_mark_path))
+
+    @property
+    def _silence_s(self) -> float:
+        """How long the control process may be silent: as long as its policy may think, and longer."""
+        return self.config.control_timeout_s + self.config.policy_timeout_s
 
     def _how_it_ended(self) -> str:
         code = self._link.returncode
@@ -205,6 +223,9 @@ class ControlClient:
             config = msgspec.structs.replace(config, without_policy=True)
         logger.error("the control process %s: another one goes on with %d requests", how, len(self._alive))
         self._link.drop()
+        answer = (False, b"the control process was replaced meanwhile; the call may be made again")
+        self._lost_calls = [msg.CallDone(call_id, [answer] * number) for call_id, number in self._calls.items()]
+        self._calls.clear()
         self.config = msgspec.structs.replace(config, epoch=config.epoch + 1)
         self._start()
 
@@ -215,7 +236,7 @@ class ControlClient:
         """
         if not self.config.epoch:
             return
-        for message in (*self._alive.values(), msg.Resubmitted(), *self._unsent):
+        for message in (*self._alive.values(), msg.Resubmitted(tuple(sorted(self._started))), *self._unsent):
             self._link.tell(message)
         self._unsent.clear()
 

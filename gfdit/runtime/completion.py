@@ -7,12 +7,13 @@ when the device has come to either.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from gfdit.runtime.guard import ErrorHandler, start_guarded
 
 
 class Work(Protocol):
@@ -77,12 +78,12 @@ class DeviceMonitor:
     ``make_mark`` puts one behind everything launched so far; it is called on the lane's thread.
     """
 
-    def __init__(self, make_mark: Callable[[], Mark]) -> None:
+    def __init__(self, make_mark: Callable[[], Mark], on_error: ErrorHandler = lambda _: None) -> None:
+        """``on_error`` is told if the thread ends, of which nobody who waits for it would hear."""
         self._make_mark = make_mark
         self._begin: Mark | None = None
         self._watched: queue.Queue[tuple[Mark, Mark, Work] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._watch, name="gfdit-monitor", daemon=True)
-        self._thread.start()
+        self._thread = start_guarded(self._watch, name="gfdit-monitor", on_error=on_error)
 
     def begin(self, work: Work) -> None:
         self._begin = self._make_mark()
@@ -111,7 +112,8 @@ class DeviceMonitor:
                 work.broke(error)
             else:
                 work.finished(at_s)
-            self._watched.task_done()
+            finally:
+                self._watched.task_done()
 
 
 class CudaMarks:
@@ -150,6 +152,6 @@ class _CudaMark:
         return self._marks.time_of(self._event)
 
 
-def make_monitor(device: torch.device) -> CompletionMonitor:
-    """The monitor of a lane that launches on ``device``."""
-    return DeviceMonitor(CudaMarks().make) if device.type == "cuda" else HostMonitor()
+def make_monitor(device: torch.device, on_error: ErrorHandler) -> CompletionMonitor:
+    """The monitor of a lane that launches on ``device``; ``on_error`` is told if it cannot go on."""
+    return DeviceMonitor(CudaMarks().make, on_error) if device.type == "cuda" else HostMonitor()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from gfdit.comm import CommError, GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.commands import ResetEdges, RunTask
-from gfdit.core.events import EdgesReset, TaskDispatched, TaskFailed, TaskFinished, TaskStarted
+from gfdit.core.commands import ProbeRank, ResetEdges, RunTask
+from gfdit.core.events import EdgesReset, RankProbed, TaskDispatched, TaskFailed, TaskFinished, TaskStarted
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.completion import CompletionMonitor
@@ -71,6 +71,9 @@ class ComputeLane:
                     case ResetEdges():
                         if message.reset_id >= self._inbox.first_id:
                             self._reset_edges(message)
+                    case ProbeRank():
+                        self._monitor.drain()
+                        self.reports.tell(RankProbed(self.rank, self._probe()))
                     case msg.Call():
                         # It may change what tasks work with: weights, for example.
                         self._monitor.drain()
@@ -146,6 +149,15 @@ class ComputeLane:
         except Exception as error:
             logger.exception("rank %d: call of %s failed", self.rank, call.method)
             return msg.CallReply(call.call_id, self.rank, False, f"{type(error).__name__}: {error}".encode())
+
+    def _probe(self) -> str:
+        """What is wrong with this rank, if anything is."""
+        try:
+            self.executor.probe()
+        except Exception as error:
+            logger.exception("rank %d fails its probe", self.rank)
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _reconnect(self, first_id: int) -> None:
         """Both lanes are through with what the last control process wanted: say what has come of it."""

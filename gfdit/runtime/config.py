@@ -44,6 +44,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_artifact_bytes: int | None = None
     max_retries: int = 3
     checkpoint_every_steps: int = 0
+    max_queue_s: float | None = None
     restart_workers: bool = True
     max_restarts: int = 3
     heartbeat_timeout_s: float = 10.0

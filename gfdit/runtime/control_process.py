@@ -82,9 +82,8 @@ class ControlProcess:
         self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
         self._withdrawn: deque[int] = deque()  # dispatches of which the plane has still to hear
         self._calls = PendingCalls()
-        self._late: dict[
-            int, float
-        ] = {}  # workers of the last control process, and how long they may be at a step
+        self._restarts: deque[cmd.RestartRank] = deque()
+        self._owing: dict[int, float] = {}  # ranks that have to answer, and until when
         self._generation = 0  # of which no edge is ahead, as far as the workers have told
         self._wake_at_s: float | None = None
         self._alive_at_s = self._usage_at_s = 0.0
@@ -97,6 +96,8 @@ class ControlProcess:
             cmd.Migrate: self._send_migrate,
             cmd.FreeArtifacts: lambda c: port.send("migration", c.ranks, c),
             cmd.ResetEdges: lambda c: port.send(c.lane, c.ranks, c),
+            cmd.ProbeRank: self._send_probe,
+            cmd.RestartRank: self._restarts.append,
             cmd.StartRequest: port.tell,
             cmd.CompleteRequest: self._send_end,
             cmd.CancelRequest: self._send_end,
@@ -170,7 +171,7 @@ class ControlProcess:
         ready: dict[int, msg.WorkerReady] = {}
         alive: list[msg.Submit] = []
         rest: list[msg.EngineMessage] = []
-        told = False
+        told: msg.Resubmitted | None = None
         deadline_s = self._clock() + RECONNECT_S
         while not self.stopping and not (told and (awaited <= ready.keys() or self._clock() > deadline_s)):
             arrived = self._wait(ALIVE_INTERVAL_S / 5)
@@ -184,15 +185,16 @@ class ControlProcess:
                     self._supervisor.hear(message.rank, message.incarnation)
             for engine_message in arrived.from_engine:
                 match engine_message:
-                    case msg.Submit() if not told:
+                    case msg.Submit() if told is None:
                         alive.append(engine_message)
                     case msg.Resubmitted():
-                        told = True
+                        told = engine_message
                     case _:
                         rest.append(engine_message)
             awaited -= self._supervisor.ended().keys()
         if self.stopping:
             return
+        assert told is not None
         self._claims.forget_before(config.first_id)
         for submit in alive:
             self._payloads[submit.request.id] = submit.payload
@@ -206,6 +208,7 @@ class ControlProcess:
                     for rank in sorted(ready)
                 ),
                 self._generation,
+                told.started,
             )
         )
         logger.warning(
@@ -215,7 +218,7 @@ class ControlProcess:
             self._on_engine(engine_message)
         for rank, how in self._supervisor.ended().items():
             self._lose_worker(rank, how)
-        self._late = dict.fromkeys(awaited - ready.keys(), self._clock() + config.task_timeout_s)
+        self._owing = dict.fromkeys(awaited - ready.keys(), self._clock() + config.task_timeout_s)
         for rank in range(config.num_ranks):
             if rank not in self._supervisor.workers and self._supervisor.plan_start(rank):
                 self._start_worker(rank)
@@ -231,9 +234,11 @@ class ControlProcess:
             self._on_worker(message)
         # After what they had still to say.
         now_s = self._clock()
-        late = {rank: "still at an old task" for rank, limit_s in self._late.items() if now_s > limit_s}
+        late = {rank: "it does not answer" for rank, limit_s in self._owing.items() if now_s > limit_s}
         for rank, how in (self._limits.overdue() | late | self._supervisor.silent() | ended).items():
             self._lose_worker(rank, how)
+        while self._restarts:
+            self._replace_worker(self._restarts.popleft())
         for rank in self._supervisor.due():
             self._start_worker(rank)
         for engine_message in arrived.from_engine:
@@ -242,10 +247,17 @@ class ControlProcess:
             self._feed(ev.LookAhead())
         if self.plane.idle:
             self.plane.check_integrity()
-        if self._wake_at_s is not None and self._clock() >= self._wake_at_s:
-            self._wake_at_s = None
-            self._feed(ev.WakeUp())
+        self._wake_if_due()
         self._report_usage()
+
+    def _wake_if_due(self) -> None:
+        """The policy wants to be asked, or something in the control plane ends by itself."""
+        now_s, expiry_s = self._clock(), self.plane.next_expiry_s
+        wakes = self._wake_at_s is not None and now_s >= self._wake_at_s
+        if wakes:
+            self._wake_at_s = None
+        if wakes or (expiry_s is not None and now_s >= expiry_s):
+            self._feed(ev.WakeUp())
 
     # Waiting
 
@@ -274,8 +286,9 @@ class ControlProcess:
     def _seconds_to_wake(self) -> float:
         """Until the policy wants to be asked or a rank is to start, and not longer than anybody may be silent."""
         longest_s = min(self.config.heartbeat_timeout_s / 10, ALIVE_INTERVAL_S)
-        moments_s = [at_s for at_s in (self._wake_at_s, self._supervisor.next_start_s) if at_s is not None]
-        return max(0.0, min([longest_s, *[at_s - self._clock() for at_s in moments_s]]))
+        moments_s = (self._wake_at_s, self._supervisor.next_start_s, self.plane.next_expiry_s)
+        left_s = [at_s - self._clock() for at_s in moments_s if at_s is not None]
+        return max(0.0, min([longest_s, *left_s]))
 
     # Workers that come and go
 
@@ -288,7 +301,7 @@ class ControlProcess:
         if rank not in self._supervisor.workers:
             return
         logger.error("rank %d is lost: %s", rank, how)
-        self._late.pop(rank, None)
+        self._owing.pop(rank, None)
         self._supervisor.remove(rank)
         self._limits.forget(rank)
         self._port.send("watch", tuple(self._supervisor.workers), msg.PeerLost(rank))
@@ -302,16 +315,21 @@ class ControlProcess:
             if not self._supervisor.any_to_come:
                 raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
 
+    def _replace_worker(self, command: cmd.RestartRank) -> None:
+        if command.for_good:
+            self._supervisor.give_up(command.rank)
+        self._lose_worker(command.rank, command.reason)
+
     def _on_ready(self, message: msg.WorkerReady) -> None:
         rank = message.rank
         if not self._supervisor.hear(rank, message.incarnation, ready=True):
             return
-        if message.first_id != (self.config.first_id if rank in self._late else 0):
+        if message.first_id != (self.config.first_id if rank in self._owing else 0):
             return  # told to the control process before, or told before what that asks of it
         if message.generation > self._generation:
             self._lose_worker(rank, "it told too late which generation its edges are in")
             return
-        self._late.pop(rank, None)
+        self._owing.pop(rank, None)
         if message.holdings:  # it has come too late for the others to go on from that
             names = tuple(held.artifact for held in message.holdings)
             self._port.send("migration", (rank,), cmd.FreeArtifacts((rank,), names, self.config.first_id))
@@ -338,7 +356,7 @@ class ControlProcess:
                 self._calls.add(call_id, ranks)
                 for rank in ranks:
                     if rank not in self.plane.state.ranks.lost:
-                        self._limits.called(rank)
+                        self._limits.called(rank, call_id, method)
                         self._port.send("compute", (rank,), msg.Call(call_id, method, payload))
                     elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
                         self._port.tell(done)
@@ -365,10 +383,13 @@ class ControlProcess:
                 self._feed(message)
             case ev.EdgesReset():
                 self._feed(message)
+            case ev.RankProbed(rank):
+                self._owing.pop(rank, None)
+                self._feed(message)
             case msg.TaskSkipped(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
             case msg.CallReply(call_id, rank, ok, value):
-                self._limits.answered(rank)
+                self._limits.answered(rank, call_id)
                 if done := self._calls.reply(call_id, rank, ok, value):
                     self._port.tell(done)
             case msg.Heartbeat(rank, incarnation):
@@ -419,6 +440,11 @@ class ControlProcess:
     def _withdraw(self, command: cmd.WithdrawTask) -> None:
         if self._claims.withdraw(command.dispatch_id):
             self._withdrawn.append(command.dispatch_id)
+
+    def _send_probe(self, command: cmd.ProbeRank) -> None:
+        """It stands behind what the rank has, which may wait for a peer, until that fails by itself."""
+        self._owing[command.rank] = self._clock() + self.config.task_timeout_s + self.config.comm_timeout_s
+        self._port.send("compute", (command.rank,), command)
 
     def _send_migrate(self, command: cmd.Migrate) -> None:
         if self._timeline is not None:

@@ -19,6 +19,7 @@ from gfdit.core.commands import (
     FailRequest,
     FreeArtifacts,
     Migrate,
+    ProbeRank,
     RejectRequest,
     ResetEdges,
     RunTask,
@@ -27,6 +28,7 @@ from gfdit.core.commands import (
 from gfdit.core.events import (
     EdgesReset,
     MigrationFinished,
+    RankProbed,
     RequestCancelled,
     TaskDispatched,
     TaskFailed,
@@ -57,7 +59,12 @@ class Submit(Message, frozen=True):
 
 
 class Resubmitted(Message, frozen=True):
-    """To a control process that replaces another: every request that is alive was submitted again before this."""
+    """To a control process that replaces another: every request that is alive was submitted again before this.
+
+    Those in ``started`` have left the queue already.
+    """
+
+    started: tuple[str, ...] = ()
 
 
 class CallWorkers(Message, frozen=True):
@@ -137,7 +144,7 @@ class PeerLost(Message, frozen=True):
     rank: int
 
 
-ComputeMessage = Payloads | RunTask | ResetEdges | Call | Reconnect | Stop
+ComputeMessage = Payloads | RunTask | ResetEdges | ProbeRank | Call | Reconnect | Stop
 MigrationMessage = Migrate | FreeArtifacts | ResetEdges | Reconnect | Stop
 WatchMessage = PeerLost | Reconnect
 
@@ -194,7 +201,8 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-WorkerEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed | MigrationFinished | EdgesReset
+TaskEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed
+WorkerEvent = TaskEvent | MigrationFinished | EdgesReset | RankProbed
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 
 

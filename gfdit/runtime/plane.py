@@ -27,6 +27,7 @@ def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        max_queue_s=config.max_queue_s,
         first_id=config.first_id,
     )
 
@@ -45,6 +46,7 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        max_queue_s=config.max_queue_s,
         first_id=config.first_id,
     )
     return RecordingWriter(config.record_path, header)

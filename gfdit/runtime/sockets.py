@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,9 @@ from gfdit.runtime.config import RuntimeConfig
 # Far more than can be in flight to a peer that works: a few for every request that is alive.
 MAX_MESSAGES = 100_000
 
+LINGER_MS = 1000
+"""How long a socket that is closed keeps what its peer does not take."""
+
 Queue = Literal["compute", "migration", "watch"]
 QUEUES: tuple[Queue, ...] = ("compute", "migration", "watch")
 
@@ -34,6 +39,7 @@ def open_socket(context: zmq.Context, kind: int, address: str, *, bind: bool = F
     socket = context.socket(kind)
     socket.set_hwm(MAX_MESSAGES)
     socket.reconnect_ivl = 10  # ms
+    socket.linger = LINGER_MS
     if bind:
         socket.bind(address)
     else:
@@ -77,6 +83,23 @@ def grant_lease(path: Path) -> int:
 def join_lease(path: Path) -> int:
     """A file descriptor to poll: it becomes readable when the server ends."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+ORPHAN_GRACE_S = 5.0
+"""What a worker whose server has ended has to end by itself."""
+
+
+def end_with_server(lease_path: Path) -> None:
+    """Wait until the server has ended, however it did, then end this process, whatever it is at.
+
+    A process that still loads its model has no lane that would hear of it.
+    """
+    lease = join_lease(lease_path)
+    poller = select.poll()
+    poller.register(lease, select.POLLIN)
+    poller.poll()
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
 
 
 # A worker's end

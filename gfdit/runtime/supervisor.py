@@ -11,15 +11,18 @@ import multiprocessing
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.guard import start_guarded
 from gfdit.runtime.worker_process import worker_main
 
 BACK_OFF_S = 1.0
@@ -77,6 +80,63 @@ class AdoptedProcess:
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
 
 
+class StartingProcess:
+    """A worker process that is being started on a thread of its own.
+
+    The first one of a control process waits until everything that workers share is imported: for many seconds, in
+    which the control process has other things to do. Nobody hears of the worker before it is there.
+    """
+
+    def __init__(self, start: Callable[[], BaseProcess]) -> None:
+        self._process: BaseProcess | None = None
+        self._error: BaseException | None = None
+        self._started = os.eventfd(0, os.EFD_NONBLOCK)
+        self._thread = start_guarded(lambda: self._run(start), name="gfdit-start", on_error=self._fail)
+
+    def _run(self, start: Callable[[], BaseProcess]) -> None:
+        self._process = start()
+        os.eventfd_write(self._started, 1)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        os.eventfd_write(self._started, 1)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        return self._started if self._process is None else self._process.sentinel
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self._process is None else self._process.exitcode
+
+    def is_alive(self) -> bool:
+        return self._error is None and (self._process is None or self._process.is_alive())
+
+    def kill(self) -> None:
+        """One that is not there yet as soon as it is."""
+        if self._process is not None:
+            self._process.kill()
+        elif self._error is None:
+            threading.Thread(target=self._kill_later, daemon=True).start()
+
+    def _kill_later(self) -> None:
+        self._thread.join()
+        if self._process is not None:
+            self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+        if self._process is not None:
+            self._process.join(timeout)
+            if self._started >= 0 and not self._process.is_alive():
+                os.close(self._started)
+                self._started = -1
+
+
 class ProcessStarter:
     """How processes are made, and found again.
 
@@ -92,11 +152,15 @@ class ProcessStarter:
         process = context.Process(  # type: ignore[attr-defined]
             target=worker_main, args=(rank, config), name=f"gfdit-rank{rank}", daemon=True
         )
-        process.start()
-        file = _record_of(config, rank)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"{config.incarnation} {process.pid}")
-        return process
+
+        def start() -> BaseProcess:
+            process.start()
+            file = _record_of(config, rank)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"{config.incarnation} {process.pid}")
+            return process
+
+        return StartingProcess(start)
 
     def find(self, rank: int, config: RuntimeConfig) -> tuple[int, Process | None]:
         """The incarnation of the last process of ``rank``, and that process if it is alive."""

@@ -22,7 +22,7 @@ class TaskTimeline:
     """Keeps the commands that ``plane`` has still to hear of, to write what ranks say of them."""
 
     def __init__(self, path: str | Path, num_ranks: int, plane: ControlPlane) -> None:
-        self._writer = TimelineWriter(path, num_ranks)
+        self._writer = TimelineWriter(path, num_ranks, serving=True)
         self._plane = plane
         self._runs: dict[int, _Sent] = {}
         self._copies: dict[int, cmd.Migrate] = {}

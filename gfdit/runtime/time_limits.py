@@ -29,10 +29,12 @@ class _Work(NamedTuple):
 
 
 class _Limit(NamedTuple):
+    """Without ``work``: a call, of which nobody knows how long it should take."""
+
     name: str
-    work: _Work
-    expected_s: float
-    waits_s: float  # for peers, until that fails by itself
+    work: _Work | None
+    expected_s: float = 0.0
+    waits_s: float = 0.0  # for peers, until that fails by itself
 
 
 @dataclass(slots=True)
@@ -40,8 +42,7 @@ class _Rank:
     """``since_s``: when it was last heard to get on with its tasks. ``done``: work that it has done before."""
 
     since_s: float = 0.0
-    tasks: dict[int, _Limit] = field(default_factory=dict)  # by dispatch, in order
-    num_calls: int = 0  # unanswered; they may take as long as they like
+    tasks: dict[int | str, _Limit] = field(default_factory=dict)  # in order; by dispatch, or name of a call
     done: set[_Work] = field(default_factory=set)
 
 
@@ -68,10 +69,7 @@ class TimeLimits:
         waits_s = self._config.comm_timeout_s if waits else 0.0
         limit = _Limit(dispatch.tasks[0].id, work, expected_s, waits_s)
         for rank_id in layout.ranks:
-            rank = self._ranks[rank_id]
-            if not rank.tasks:
-                rank.since_s = self._clock()
-            rank.tasks[dispatch.id] = limit
+            self._expect(rank_id, dispatch.id, limit)
 
     def got_on(self, rank_id: int) -> None:
         """A rank has begun or launched a task."""
@@ -82,18 +80,25 @@ class TimeLimits:
         rank = self._ranks[rank_id]
         rank.since_s = self._clock()
         limit = rank.tasks.pop(dispatch_id, None)
-        if limit is not None and done:
+        if limit is not None and limit.work is not None and done:
             if len(rank.done) >= _MAX_WORK:  # a server may be asked for any size
                 rank.done.clear()
             rank.done.add(limit.work)
 
-    def called(self, rank_id: int) -> None:
-        self._ranks[rank_id].num_calls += 1
+    def called(self, rank_id: int, call_id: int, method: str) -> None:
+        """A call was sent to a rank: it may take as long as starting the worker, since it may load something."""
+        self._expect(rank_id, f"call {call_id}", _Limit(f"the call of {method}", None))
 
-    def answered(self, rank_id: int) -> None:
+    def answered(self, rank_id: int, call_id: int) -> None:
         rank = self._ranks[rank_id]
-        rank.num_calls = max(0, rank.num_calls - 1)
+        rank.tasks.pop(f"call {call_id}", None)
         rank.since_s = self._clock()
+
+    def _expect(self, rank_id: int, name: int | str, limit: _Limit) -> None:
+        rank = self._ranks[rank_id]
+        if not rank.tasks:
+            rank.since_s = self._clock()
+        rank.tasks[name] = limit
 
     def forget(self, rank_id: int) -> None:
         """A rank is lost; a process that replaces it begins anew."""
@@ -111,7 +116,7 @@ class TimeLimits:
         self._checked_s = now_s
         found = {}
         for rank_id, rank in self._ranks.items():
-            if rank.tasks and not rank.num_calls:
+            if rank.tasks:
                 limit = next(iter(rank.tasks.values()))
                 if (at_it_s := now_s - rank.since_s) > self._seconds(limit, rank):
                     found[rank_id] = f"stuck in {limit.name} for {at_it_s:.0f} s"
@@ -119,6 +124,6 @@ class TimeLimits:
 
     def _seconds(self, limit: _Limit, rank: _Rank) -> float:
         least_s = self._config.task_timeout_s
-        if limit.work not in rank.done:
+        if limit.work is None or limit.work not in rank.done:
             least_s = max(least_s, self._config.start_timeout_s)
         return max(least_s, PATIENCE * limit.expected_s) + limit.waits_s

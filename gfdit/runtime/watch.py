@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from gfdit.comm import GroupFreeComm
 from gfdit.runtime import messages as msg
 from gfdit.runtime.sockets import Inbox, Reports, WorkerInbox
 
-# What a worker whose server has ended has to end by itself.
-_ORPHAN_GRACE_S = 5.0
 
-
-class Watch(threading.Thread):
+class Watch:
     """A lane may sit in a collective with a peer that is gone: this thread wakes it out of there."""
 
     def __init__(
@@ -29,7 +24,6 @@ class Watch(threading.Thread):
         wake: Callable[[], None],
     ) -> None:
         """``beat`` is said every ``interval_s``. ``wake``: have a lane that waits for the other one look again."""
-        super().__init__(name="gfdit-watch", daemon=True)
         self._beat = beat
         self._interval_s = interval_s
         self._inbox = inbox
@@ -40,13 +34,13 @@ class Watch(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._inbox.ended):
             self._reports.tell(self._beat)
             message = self._inbox.get(self._interval_s)
-            if self._inbox.ended:
-                self._end_orphan()
             if message is not None:
                 self.handle(message)
+        if self._inbox.ended:  # the lanes end once they are out of their collectives
+            self._abort(range(self._comms[0].world_size))
 
     def handle(self, message: msg.WatchMessage) -> None:
         match message:
@@ -59,15 +53,9 @@ class Watch(threading.Thread):
                 self._wake()
 
     def stop(self) -> None:
+        """From another thread: return from :meth:`run` soon."""
         self._stopping.set()
-        self.join()
 
     def _abort(self, ranks: Sequence[int]) -> None:
         for comm in self._comms:
             comm.abort(ranks)
-
-    def _end_orphan(self) -> None:
-        """The server has ended: the lanes end once they are out of their collectives."""
-        self._abort(range(self._comms[0].world_size))
-        time.sleep(_ORPHAN_GRACE_S)
-        os._exit(1)

@@ -6,8 +6,8 @@ import contextlib
 import importlib
 import logging
 import signal
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
+from gfdit.runtime.guard import ErrorHandler, guarded, start_guarded
 from gfdit.runtime.host_memory import keep_freed_memory
-from gfdit.runtime.sockets import WorkerInbox, WorkerReports
+from gfdit.runtime.sockets import WorkerInbox, WorkerReports, end_with_server
 
 logger = logging.getLogger("gfdit.worker")
 
@@ -29,16 +30,20 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s [rank{rank}] %(message)s")
     context = zmq.Context()
     reports = WorkerReports(context, config)
-    try:
-        _serve(rank, config, context, reports)
-    except Exception as error:
-        logger.exception("worker %d stops", rank)
+
+    def fail(error: BaseException) -> None:
+        """The control process has this one replaced."""
         reports.tell(msg.WorkerFailed(rank, config.incarnation, f"{type(error).__name__}: {error}"))
-    finally:
-        context.destroy(linger=1000)
+
+    start_guarded(partial(end_with_server, config.lease_path), name="gfdit-lease", on_error=fail)
+    with guarded(f"worker {rank}", fail):
+        _serve(rank, config, context, reports, fail)
+    context.destroy(linger=1000)
 
 
-def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, reports: WorkerReports) -> None:
+def _serve(
+    rank: int, config: RuntimeConfig, context: zmq.Context, reports: WorkerReports, fail: ErrorHandler
+) -> None:
     # Imported here: the control process imports this module and needs neither torch nor a model.
     from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
     from gfdit.runtime.claims import Claims
@@ -69,28 +74,24 @@ def _serve(rank: int, config: RuntimeConfig, context: zmq.Context, reports: Work
             comm,
             migration,
             Claims(config.claims_dir),
-            make_monitor(executor.device),
+            make_monitor(executor.device, fail),
         )
         beat, interval_s = msg.Heartbeat(rank, config.incarnation), config.heartbeat_timeout_s / 10
         lanes = (to_compute, to_migrate)
         watch = Watch(beat, interval_s, to_watch, reports, comm.open_lanes(), lanes, migration.wake)
 
         def migrate() -> None:
-            try:
-                with own_stream(executor.device):
-                    migration.run()
-            except Exception as error:
-                logger.exception("rank %d: the migration lane is broken", rank)
-                reports.tell(msg.WorkerFailed(rank, config.incarnation, f"migration lane: {error}"))
+            with own_stream(executor.device):
+                migration.run()
 
-        migrating = threading.Thread(target=migrate, name="gfdit-migration", daemon=True)
-        migrating.start()
+        migrating = start_guarded(migrate, name="gfdit-migration", on_error=fail)
         reports.tell(msg.WorkerReady(rank, config.incarnation))
-        watch.start()
+        watching = start_guarded(watch.run, name="gfdit-watch", on_error=fail)
         try:
             compute.run()
         finally:
             watch.stop()
+            watching.join()
         migrating.join(timeout=5.0)
 
 

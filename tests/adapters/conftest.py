@@ -12,6 +12,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, ForkServer
 from gfdit.adapters.tiny_models import TinyModelSpec, build
 from gfdit.omni.plugin import find_accelerator
+from tests.support.waiting import HANG_S
 
 Kits = Callable[..., AdapterKit]
 
@@ -49,6 +50,7 @@ def kits(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator[K
 
         def make(model: str | Path, **options: Any) -> AdapterKit:
             folder = tiny_model(model) if isinstance(model, str) else model
-            return opened.enter_context(AdapterKit(folder, fork_server=fork_server, **options))
+            kit = AdapterKit(folder, fork_server=fork_server, comm_timeout_s=HANG_S, **options)
+            return opened.enter_context(kit)
 
         yield make

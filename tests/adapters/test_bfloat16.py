@@ -15,8 +15,9 @@ from PIL import Image
 
 from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest, check_adapter
 from tests.adapters import sabotage
+from tests.support.waiting import HANG_S
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.thorough
 
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 4, 3), dtype=np.uint8)).resize((96, 64))
 # Six steps: as many as there are layouts to go through. Guided, so that branches can be apart.
@@ -64,9 +65,8 @@ SPREAD = ("helios", "z-image")
 
 def start(family: str, server: ForkServer, tiny_model: Callable[..., Path], *, mask: bool) -> AdapterKit:
     od_config = {"parallel_config": {"mask_sp_padding": mask}}
-    return AdapterKit(
-        tiny_model(family, dtype="bfloat16"), dtype="bfloat16", od_config=od_config, fork_server=server
-    )
+    model = tiny_model(family, dtype="bfloat16")
+    return AdapterKit(model, dtype="bfloat16", od_config=od_config, fork_server=server, comm_timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize("family", SPLIT_BY_STOCK)

@@ -6,20 +6,19 @@ vLLM-Omni has no sequence parallelism for the first two: what is compared is the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitRequest, check_adapter
+from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
 from gfdit.core import ParallelSpec
+from tests.adapters.conftest import Kits
 from tests.adapters.sabotage import count_padding_in_rings, forget_a_block
 from tools.artifact_sizes import FLOAT32, Asked, Flux, Model, StableDiffusion3, ZImage
-
-pytestmark = pytest.mark.timeout(300)
 
 # Largest difference of an element; images are of magnitude 1.
 TOLERANCE = 1e-4
@@ -71,20 +70,18 @@ KitOf = Callable[..., AdapterKit]
 
 
 @pytest.fixture(scope="module")
-def kit_of(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator[KitOf]:
+def kit_of(kits: Kits, tiny_model: Callable[..., Path]) -> KitOf:
     """``kit_of("flux", num_ranks=4, num_heads=4)``, each started once; six ranks have a ring."""
     open_kits: dict[tuple[str, int, int], AdapterKit] = {}
-    with ExitStack() as opened:
 
-        def get(family: str, num_ranks: int = 4, num_heads: int = 4) -> AdapterKit:
-            key = family, num_ranks, num_heads
-            if key not in open_kits:
-                model = tiny_model(family, num_heads=num_heads)
-                kit = AdapterKit(model, num_ranks, fork_server=fork_server, ring=num_ranks == 6)
-                open_kits[key] = opened.enter_context(kit)
-            return open_kits[key]
+    def get(family: str, num_ranks: int = 4, num_heads: int = 4) -> AdapterKit:
+        key = family, num_ranks, num_heads
+        if key not in open_kits:
+            model = tiny_model(family, num_heads=num_heads)
+            open_kits[key] = kits(model, num_ranks=num_ranks, ring=num_ranks == 6)
+        return open_kits[key]
 
-        yield get
+    return get
 
 
 @pytest.mark.parametrize("family", REQUESTS)

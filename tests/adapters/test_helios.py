@@ -12,8 +12,6 @@ from gfdit.core.layouts import ParallelSpec
 from tests.adapters.conftest import Kits
 from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Helios
 
-pytestmark = pytest.mark.timeout(600)
-
 PLAIN = KitRequest(64, 64, num_frames=33, steps=3, guidance_scale=1.0)
 GUIDED = KitRequest(64, 64, num_frames=33, steps=4, seed=2)  # without a negative prompt, too
 TWO_CHUNKS = KitRequest(64, 96, num_frames=40, steps=3, seed=3, negative_prompt="blurry")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from PIL import Image
 from gfdit.cli.main import main
 from gfdit.observe.timeline import read_timeline
 from tests.support.server import ServerProcess, free_port, start_server
+from tests.support.waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.thorough
 
 HEIGHT, WIDTH = 144, 208
 GUIDED: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def server(family: str, folder: Path) -> Iterator[ServerProcess]:
 def post(server: ServerProcess, **fields: Any) -> httpx.Response:
     body = {"prompt": "a red panda", "size": f"{WIDTH}x{HEIGHT}", "num_inference_steps": 4, "seed": 1}
     url = f"{server.base_url}/v1/images/generations"
-    return httpx.post(url, json={**body, "guidance_scale": 0.0, **fields}, timeout=120, trust_env=False)
+    return httpx.post(url, json={**body, "guidance_scale": 0.0, **fields}, timeout=HANG_S, trust_env=False)
 
 
 def pixels(response: httpx.Response) -> list[np.ndarray]:
@@ -73,9 +73,8 @@ def test_images(server: ServerProcess, family: str, folder: Path) -> None:
     assert not np.array_equal(guided, plain)
     one, other = pixels(post(server, n=2))
     assert not np.array_equal(one, other)
-    time.sleep(2)  # the timeline is written once in a while
-    spans = [span for span in read_timeline(folder / "timeline.json") if span.kind == "denoise"]
-    assert any(span.sp == 2 for span in spans), "alone, a request has both ranks"
+    timeline = folder / "timeline.json"
+    wait_until(lambda: any(span.sp == 2 for span in read_timeline(timeline)), "alone, a request has both ranks")
 
 
 def test_what_is_wrong_is_named(server: ServerProcess, family: str) -> None:

@@ -17,7 +17,7 @@ PLAIN = KitRequest(64, 64, steps=5, sampling={"extra_args": {"enable_prompt_rewr
 GUIDED = PLAIN.but(height=80, width=112, seed=2, guidance_scale=4.0, negative_prompt="blurry")
 REWRITTEN = GUIDED.but(num_images=2, sampling={"extra_args": {"cfg_renorm_min": 0.7}})
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ from tests.adapters.conftest import Kits
 from tests.adapters.sabotage import forget_a_block
 from tests.support.lora import write_adapter
 
-pytestmark = pytest.mark.timeout(900)
-
 HEADS, HEAD_DIM = 6, 32
 PLAIN = KitRequest(96, 96)  # 36 tokens
 ODD = KitRequest(112, 112, seed=2)  # 49 tokens: no degree but 1 divides them
@@ -32,7 +30,7 @@ TOLERANCE = 2e-5
 def kit(kits: Kits, tiny_model: Callable[..., Path]) -> AdapterKit:
     od_config = {"vae_use_tiling": True, "enable_prompt_embed_cache": True, "max_cpu_loras": 2}
     model = tiny_model("qwen-image", num_heads=HEADS, head_dim=HEAD_DIM)
-    return kits(model, num_ranks=6, ring=True, od_config=od_config, comm_timeout_s=120.0)
+    return kits(model, num_ranks=6, ring=True, od_config=od_config)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_ada
 from tests.adapters.conftest import Kits
 from tools.artifact_sizes import FLOAT32, Asked, QwenImage
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def picture(seed: int, width: int = 96, height: int = 96) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)

@@ -15,8 +15,6 @@ from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
 from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Wan
 
-pytestmark = pytest.mark.timeout(300)
-
 UNIPC, EULER = "unipc", "euler"
 
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from gfdit.comm import CommAborted, CommError, CommMismatch, CommTimeout, GroupFreeComm
-from tests.comm.worlds import open_world, run_ranks, wait_until
+from tests.comm.worlds import PATIENCE_S, open_world, run_ranks, set_timeout, wait_until
 
-MANY_S = 15.0
+# An abort that is not heard ends a wait only after its timeout.
+FAR_FROM_A_TIMEOUT_S = PATIENCE_S / 2
 
 
 def gather_ranks(comm: GroupFreeComm, ranks: tuple[int, ...], rows: int = 3) -> None:
@@ -49,12 +50,11 @@ def peer_never_arrives(comm: GroupFreeComm) -> list[tuple[CommError, float]]:
 
 
 def test_a_peer_that_never_arrives_is_a_timeout_naming_the_edge() -> None:
-    seen = run_ranks(peer_never_arrives, 2, comm_timeout_s=0.4)[0]
+    seen = run_ranks(peer_never_arrives, 2, comm_timeout_s=0.2)[0]
     for error, elapsed_s in seen:
         assert (error.rank, error.edge, error.lane) == (0, (1, 0), "compute")
         assert error.observed == 0 and error.expected != 0
-        assert elapsed_s >= 0.4
-    assert min(elapsed_s for _, elapsed_s in seen) < 0.5
+        assert elapsed_s >= 0.2
     text = str(seen[0][0])
     for part in ("rank 0", "timed out", "1->0", "'compute'", "all_gather", "(0, 1)", "expected", "observed"):
         assert part in text, text
@@ -78,9 +78,8 @@ def mismatched(comm: GroupFreeComm) -> list[str]:
     ]
     texts = []
     for attempts in pair:
-        error, elapsed_s = expect(CommMismatch, attempts[comm.rank])
+        error, _ = expect(CommMismatch, attempts[comm.rank])
         assert error.edge == (1 - comm.rank, comm.rank)
-        assert elapsed_s < MANY_S / 2
         # A failed edge refuses work at once, so nothing is ever read from the wrong instance.
         refused, _ = expect(CommAborted, lambda: comm.barrier(group))
         assert "needs a reset" in str(refused)
@@ -92,7 +91,7 @@ def mismatched(comm: GroupFreeComm) -> list[str]:
 
 
 def test_different_collectives_are_a_mismatch_and_recoverable() -> None:
-    for texts in run_ranks(mismatched, 2, comm_timeout_s=MANY_S):
+    for texts in run_ranks(mismatched, 2):
         assert all("mismatched" in text for text in texts)
 
 
@@ -100,13 +99,14 @@ def order_violated(comm: GroupFreeComm) -> None:
     """The same collectives in different orders: seen at once, on both sides, never as wrong data."""
     first, second = ((0, 1, 2), (1, 0)) if comm.rank == 0 else ((1, 0), (0, 1, 2))
     if comm.rank == 2:
+        set_timeout(comm, 0.4)  # rank 1 never comes
         expect(CommTimeout, lambda: gather_ranks(comm, (0, 1, 2)))
         return
     expect(CommMismatch, lambda: [gather_ranks(comm, ranks) for ranks in (first, second)])
 
 
 def test_an_order_violation_is_detected() -> None:
-    run_ranks(order_violated, 3, comm_timeout_s=1.0)
+    run_ranks(order_violated, 3)
 
 
 def aborted(comm: GroupFreeComm) -> float:
@@ -118,7 +118,7 @@ def aborted(comm: GroupFreeComm) -> float:
         return 0.0
     for _ in range(5):
         if comm.rank == 2:
-            time.sleep(0.1)
+            time.sleep(0.1)  # the others may wait by now or be yet to come, it is all the same to them
             comm.abort(members)
             error, elapsed_s = expect(CommAborted, lambda: gather_ranks(comm, members))
         else:
@@ -136,27 +136,26 @@ def aborted(comm: GroupFreeComm) -> float:
 
 
 def test_abort_is_prompt_and_reset_recovers() -> None:
-    elapsed_s = run_ranks(aborted, 5, comm_timeout_s=MANY_S)
-    assert max(elapsed_s[:2]) < 1.0
+    assert max(run_ranks(aborted, 5)[:2]) < FAR_FROM_A_TIMEOUT_S
 
 
 def aborted_before_arrival(comm: GroupFreeComm) -> float:
     """Rank 1 finds its edge aborted and never serves rank 0, which waits for rank 1, not for the aborter."""
-    members = (0, 1, 2)
+    members, word = (0, 1, 2), torch.zeros(1)
     if comm.rank == 2:
-        time.sleep(0.1)
+        time.sleep(0.1)  # rank 0 waits for rank 1 by now, or finds the edge aborted, too
         comm.abort((0, 1))
+        comm.lane("migration").send(word, 1)
         return 0.0
     if comm.rank == 1:
-        time.sleep(0.3)
+        comm.lane("migration").recv(word, 2)
     error, elapsed_s = expect(CommAborted, lambda: gather_ranks(comm, members))
     assert error.edge == (2, comm.rank)
     return elapsed_s
 
 
 def test_an_abort_reaches_ranks_that_wait_for_another_member() -> None:
-    elapsed_s = run_ranks(aborted_before_arrival, 3, comm_timeout_s=MANY_S)
-    assert max(elapsed_s) < 1.0
+    assert max(run_ranks(aborted_before_arrival, 3)) < FAR_FROM_A_TIMEOUT_S
 
 
 def aborted_by_own_thread(comm: GroupFreeComm) -> list[float]:
@@ -181,7 +180,7 @@ def aborted_by_own_thread(comm: GroupFreeComm) -> list[float]:
 
 
 def test_a_control_thread_can_abort_its_own_rank() -> None:
-    assert max(run_ranks(aborted_by_own_thread, 2, comm_timeout_s=MANY_S)[0]) < 1.0
+    assert max(run_ranks(aborted_by_own_thread, 2)[0]) < FAR_FROM_A_TIMEOUT_S
 
 
 def failed_midway(comm: GroupFreeComm) -> None:
@@ -212,7 +211,7 @@ def reset_in_use(comm: GroupFreeComm) -> None:
     if comm.rank == 0:
         thread = threading.Thread(target=comm.recv, args=(torch.empty(1), 1))
         thread.start()
-        time.sleep(0.05)
+        assert wait_until(comm._transport._busy.locked)
         with pytest.raises(ValueError, match="another thread"):
             comm.reset((1,))
         comm.lane("migration").send(torch.zeros(1), 1)
@@ -231,20 +230,27 @@ def until_killed(comm: GroupFreeComm, ranks: tuple[int, ...]) -> CommError:
     step = 0
     try:
         while True:
+            if step == 20:
+                set_timeout(comm, 0.5)  # rank 3 does not come again
             gather_ranks(comm, ranks, 3000)
             step += 1
             if comm.rank == 3 and step == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
     except CommError as error:
+        set_timeout(comm, PATIENCE_S)
         return error
 
 
-def unrelated(comm: GroupFreeComm) -> int:
-    deadline, rounds = time.monotonic() + 1.0, 0
-    flag = torch.zeros(1)
+def are_quiet(quiet: str) -> bool:
+    return all(os.path.exists(f"{quiet}{rank}") for rank in (0, 2))
+
+
+def unrelated(comm: GroupFreeComm, quiet: str) -> int:
+    """Collectives of a group that shares no rank with the killed one's, until that has failed."""
+    flag, rounds = torch.zeros(1), 0
     while not flag.item():
         gather_ranks(comm, (1, 4), 3000)
-        flag.fill_(time.monotonic() > deadline)
+        flag.fill_(rounds > 10 and are_quiet(quiet))
         comm.broadcast(flag, 1, comm.group((1, 4)))
         rounds += 1
     return rounds
@@ -260,13 +266,13 @@ def rejoin(comm: GroupFreeComm, ranks: tuple[int, ...]) -> str:
 def killed_and_replaced(comm: GroupFreeComm, quiet: str) -> object:
     """``quiet`` + rank is a file that stands for the survivors' word to the host."""
     if comm.rank in (1, 4):
-        return unrelated(comm)
+        return unrelated(comm, quiet)
     error = until_killed(comm, (0, 3, 2))
     Path(f"{quiet}{comm.rank}").touch()
-    assert wait_until(lambda: all(os.path.exists(f"{quiet}{rank}") for rank in (0, 2)))
+    assert wait_until(lambda: are_quiet(quiet))
     comm.reset((0, 2))
     gather_ranks(comm, (2, 0), 3000)
-    assert wait_until(lambda: os.path.exists(f"{quiet}-replaced"), 30)
+    assert wait_until(lambda: os.path.exists(f"{quiet}-replaced"))
     assert rejoin(comm, (0, 3, 2)) == "rejoined"
     return error
 
@@ -274,12 +280,10 @@ def killed_and_replaced(comm: GroupFreeComm, quiet: str) -> object:
 def test_a_killed_rank_is_a_timeout_for_its_peers_only_and_can_be_replaced(tmp_path: Path) -> None:
     quiet = str(tmp_path / "quiet")
     with open_world(5) as world:
-        world.start_all(killed_and_replaced, quiet, comm_timeout_s=1.5)
+        world.start_all(killed_and_replaced, quiet)
         assert world.result(3) is None
-        died = time.monotonic()
-        assert wait_until(lambda: all(os.path.exists(f"{quiet}{rank}") for rank in (0, 2)))
-        assert time.monotonic() - died < 1.5 + 1.0  # the timeout, and what a busy machine adds
-        world.start(3, rejoin, (0, 3, 2), comm_timeout_s=5.0)
+        assert wait_until(lambda: are_quiet(quiet))
+        world.start(3, rejoin, (0, 3, 2))
         world.begin(3)
         Path(f"{quiet}-replaced").touch()
         errors = [world.result(rank) for rank in (0, 2)]

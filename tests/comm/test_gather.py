@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gfdit.comm import GroupFreeComm, spawn
+from gfdit.comm import GroupFreeComm
 from gfdit.comm.gather import gather_to_first
-from tests.comm.worlds import run_ranks, same_bits
+from tests.comm.worlds import run_ranks, run_virtual_ranks, same_bits
 
 # By position: the shapes it brings. One brings nothing, one a scalar and an empty tensor.
 SHAPES = (((3, 4), (2, 3, 5)), (), ((), (0, 7), (300,)), ((2, 2),))
@@ -36,7 +36,7 @@ def gathered(comm: GroupFreeComm, ranks: tuple[int, ...], dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_in_any_order_of_ranks(dtype: torch.dtype) -> None:
     for ranks in ((0, 1, 2, 3), (2, 3, 0, 1)):
-        assert all(spawn(gathered, 4, heap="local", args=(ranks, dtype), comm_timeout_s=20.0, timeout_s=60.0))
+        assert all(run_virtual_ranks(gathered, 4, ranks, dtype))
 
 
 def test_between_processes_in_several_rounds() -> None:
@@ -55,6 +55,6 @@ def refusals(comm: GroupFreeComm) -> list[str]:
 
 
 def test_a_wrong_number_is_refused_before_anything_is_sent() -> None:
-    for texts in spawn(refusals, 2, heap="local", comm_timeout_s=20.0, timeout_s=60.0):
+    for texts in run_virtual_ranks(refusals, 2):
         assert "brings 1 tensors, counts [2, 2]" in texts[0]
         assert "brings 0 tensors" in texts[1]

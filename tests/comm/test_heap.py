@@ -50,7 +50,7 @@ def test_descriptor_travels() -> None:
         heaps = [SharedMemoryHeap.attach(descriptor, rank) for rank in range(2)]
         descriptor.unlink()  # mappings outlive the name
         descriptor.unlink()
-        left, right = (GroupFreeComm(heap, timeout_s=1) for heap in heaps)
+        left, right = (GroupFreeComm(heap, timeout_s=60) for heap in heaps)
         left.send(torch.arange(3), 1)
         out = torch.empty(3, dtype=torch.int64)
         right.recv(out, 0)

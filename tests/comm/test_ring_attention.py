@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gfdit.comm import GroupFreeComm, ring_attention, spawn
+from gfdit.comm import GroupFreeComm, ring_attention
 from gfdit.comm.ring_attention import Block
-from tests.comm.worlds import run_ranks
+from tests.comm.worlds import run_ranks, run_virtual_ranks
 
 BATCH, HEAD_SIZE = 2, 16
 # Measured: outputs of magnitude 1 differ by up to 6e-7.
@@ -105,7 +105,7 @@ def errors(comm: GroupFreeComm, cases: Sequence[Case]) -> list[float]:
 
 
 def test_it_is_attention_to_all_keys_at_once() -> None:
-    found = spawn(errors, 4, heap="local", args=(CASES,), comm_timeout_s=20.0, timeout_s=60.0)
+    found = run_virtual_ranks(errors, 4, CASES)
     for case, by_rank in zip(CASES, zip(*found, strict=True), strict=True):
         assert max(by_rank) <= TOLERANCE, case
 
@@ -119,7 +119,7 @@ def test_blocks_larger_than_a_slot_between_processes() -> None:
 
 def test_half_precision_is_as_good_as_its_inputs() -> None:
     case = Case((0, 1, 2), own=16, text=5, padding=2, dtype=torch.bfloat16)
-    found = spawn(errors, 3, heap="local", args=([case],), comm_timeout_s=20.0, timeout_s=60.0)
+    found = run_virtual_ranks(errors, 3, [case])
     # Outputs of magnitude 2 in bfloat16, each block rounded once.
     assert max(error for by_rank in found for error in by_rank) <= 3e-2
 
@@ -133,12 +133,12 @@ def test_a_ring_that_skips_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
         return block if comm.rank == 0 else received
 
     monkeypatch.setattr(ring_attention, "_passed_on", lossy)
-    found = spawn(errors, 4, heap="local", args=(CASES[:1],), comm_timeout_s=20.0, timeout_s=60.0)
+    found = run_virtual_ranks(errors, 4, CASES[:1])
     assert found[0][0] > 1e3 * TOLERANCE
 
 
 def test_a_mask_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: padding counts."""
     monkeypatch.setattr(ring_attention, "_bias", lambda mask, q: None)
-    found = spawn(errors, 4, heap="local", args=(CASES[3:5],), comm_timeout_s=20.0, timeout_s=60.0)
+    found = run_virtual_ranks(errors, 4, CASES[3:5])
     assert min(max(by_rank) for by_rank in zip(*found, strict=True)) > 1e3 * TOLERANCE

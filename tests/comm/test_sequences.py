@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
 
 from gfdit.comm import GroupFreeComm
 from tests.comm.soak import SLOT_BYTES, check_growth, perform, soak, soak_in_pieces
-from tests.comm.worlds import heap_files, random_bytes, run_ranks, same_bits, stale
+from tests.comm.worlds import heap_files, random_bytes, run_ranks, same_bits, stale, wait_until
 
 WORLD_SIZE = 4
 
@@ -56,7 +55,7 @@ def blocked_lane(comm: GroupFreeComm) -> None:
         out = torch.empty(3)
         thread = threading.Thread(target=comm.recv, args=(out, 1))
         thread.start()
-        time.sleep(0.05)
+        assert wait_until(comm._transport._busy.locked)
         for _ in range(50):
             migration.barrier(group)
         with pytest.raises(ValueError, match="another thread"):

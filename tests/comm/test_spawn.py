@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from gfdit.comm import CommTimeout, GroupFreeComm, RankFailed, spawn
-from tests.comm.worlds import START_METHOD, run_ranks, wait_until
+from tests.comm.worlds import PATIENCE_S, START_METHOD, run_ranks, wait_until
+
+# Longer than any test: what does it is to be killed.
+FOR_EVER_S = 3600.0
 
 
 class OddError(Exception):
@@ -27,7 +30,7 @@ def echo(comm: GroupFreeComm, x: torch.Tensor, word: str) -> tuple[int, int, tor
 
 
 def test_results_by_rank_with_a_clean_interpreter() -> None:
-    results = spawn(echo, 2, args=(torch.ones(2), "hello"), timeout_s=100)
+    results = spawn(echo, 2, args=(torch.ones(2), "hello"), timeout_s=2 * PATIENCE_S)
     assert [(r[0], r[1], r[2].tolist(), r[3]) for r in results] == [
         (0, 2, [1, 1], "hello"),
         (1, 2, [2, 2], "hello"),
@@ -54,16 +57,15 @@ def fail(comm: GroupFreeComm, kind: str) -> None:
             raise OddError(1, 2)
         if kind == "exit":
             os._exit(3)
-        time.sleep(100)
+        time.sleep(FOR_EVER_S)
     comm.barrier(comm.group((0, 1)))
 
 
 def test_an_exception_is_raised_again_with_the_rank_named() -> None:
-    begin = time.monotonic()
+    """While the other rank waits for it in a collective, which need not end."""
     with pytest.raises(ValueError, match="this is wrong") as caught:
-        run_ranks(fail, 2, "value")
+        run_ranks(fail, 2, "value", comm_timeout_s=FOR_EVER_S)
     assert "raised in rank 1 of 2" in caught.value.__notes__[0]
-    assert time.monotonic() - begin < 15
     assert not multiprocessing.active_children()
 
 
@@ -79,10 +81,8 @@ def test_a_rank_that_exits() -> None:
 
 
 def test_overall_timeout() -> None:
-    begin = time.monotonic()
     with pytest.raises(RankFailed, match="no result in time"):
-        run_ranks(fail, 2, "hang", timeout_s=2.0)
-    assert time.monotonic() - begin < 10
+        run_ranks(fail, 2, "hang", timeout_s=1.0, comm_timeout_s=FOR_EVER_S)
     assert not multiprocessing.active_children()
 
 
@@ -93,7 +93,7 @@ def test_comm_timeout_is_passed_on() -> None:
 
 def report_and_hang(comm: GroupFreeComm, directory: str) -> None:
     Path(directory, str(os.getpid())).touch()
-    time.sleep(100)
+    time.sleep(FOR_EVER_S)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc and /dev/shm")
@@ -108,12 +108,12 @@ def test_ranks_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root})
     try:
-        assert wait_until(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2, 60)
+        assert wait_until(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2)
     finally:
         parent.kill()
         parent.wait()
     ranks = [path.name for path in tmp_path.glob("[0-9]*")]
-    assert wait_until(lambda: not any(is_running(pid) for pid in ranks), 10)
+    assert wait_until(lambda: not any(is_running(pid) for pid in ranks))
     leftovers = [name for name in os.listdir("/dev/shm") if name.startswith(f"gfdit-heap-{parent.pid}-")]
     assert not leftovers
 

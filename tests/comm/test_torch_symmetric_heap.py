@@ -18,6 +18,7 @@ import torch.distributed as dist
 from gfdit.comm import HeapDescriptor, create_heap
 from gfdit.comm.torch_symmetric_heap import DEVICE_SIZES, TorchSymmetricHeap
 from gfdit.comm.torch_symmetric_memory import map_segments, world_group
+from tests.comm.worlds import PATIENCE_S
 
 CPU = torch.device("cpu")
 
@@ -61,11 +62,21 @@ def descriptor_of(world_size: int, path: Path) -> HeapDescriptor:
     return HeapDescriptor.from_json(descriptor.to_json().replace('"path": ""', f'"path": "{path}"'))
 
 
+def map_alone(fake: FakeSymmetricMemory, tmp_path: Path) -> Any:
+    return map_segments(
+        4096,
+        CPU,
+        rank=0,
+        world_size=1,
+        store_path=str(tmp_path / "a"),
+        timeout_s=PATIENCE_S,
+        symmetric_memory=fake,
+    )
+
+
 def test_zeros_are_written_before_anybody_can_map_them(tmp_path: Path) -> None:
     fake = FakeSymmetricMemory()
-    mapped = map_segments(
-        4096, CPU, rank=0, world_size=1, store_path=str(tmp_path / "a"), timeout_s=20, symmetric_memory=fake
-    )
+    mapped = map_alone(fake, tmp_path)
     assert fake.calls == ["set_backend CUDA", "empty 4096", "rendezvous of 0 bytes set"]
     assert len(mapped.by_rank) == 1 and mapped.multicast_pointer == 0
     assert not dist.is_initialized()  # the group was for the rendezvous alone
@@ -74,9 +85,7 @@ def test_zeros_are_written_before_anybody_can_map_them(tmp_path: Path) -> None:
 def test_memory_that_is_mapped_elsewhere_is_refused(tmp_path: Path) -> None:
     fake = FakeSymmetricMemory(elsewhere=True)
     with pytest.raises(RuntimeError, match=r"torch .* maps symmetric memory elsewhere"):
-        map_segments(
-            4096, CPU, rank=0, world_size=1, store_path=str(tmp_path / "a"), timeout_s=20, symmetric_memory=fake
-        )
+        map_alone(fake, tmp_path)
     assert not dist.is_initialized()
 
 
@@ -105,11 +114,11 @@ def test_the_heap_over_the_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def world_of_one(tmp_path: Path):
-    return world_group(0, 1, str(tmp_path / "store"), 20.0)
+    return world_group(0, 1, str(tmp_path / "store"), PATIENCE_S)
 
 
 def meet(rank: int, path: str, results: Any) -> None:
-    with world_group(rank, 2, path, 60.0) as group:
+    with world_group(rank, 2, path, PATIENCE_S) as group:
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
     results.put((rank, total.item(), dist.is_initialized()))
@@ -125,19 +134,19 @@ def test_ranks_meet_at_a_file(tmp_path: Path) -> None:
     ]
     for process in processes:
         process.start()
-    assert sorted(results.get(timeout=100) for _ in processes) == [(0, 2.0, False), (1, 2.0, False)]
+    assert sorted(results.get(timeout=PATIENCE_S) for _ in processes) == [(0, 2.0, False), (1, 2.0, False)]
     for process in processes:
         process.join(10)
 
 
 def test_another_world_than_the_existing_one_is_refused(tmp_path: Path) -> None:
     with (
-        world_group(0, 1, str(tmp_path / "a"), 20.0) as group,
-        world_group(0, 1, "not used", 20.0) as same,
+        world_group(0, 1, str(tmp_path / "a"), PATIENCE_S) as group,
+        world_group(0, 1, "not used", PATIENCE_S) as same,
     ):
         assert same is group
         with pytest.raises(ValueError, match="rank 1 of 3 cannot use the existing process group, in which it is "):
-            world_group(1, 3, "not used", 20.0).__enter__()
+            world_group(1, 3, "not used", PATIENCE_S).__enter__()
     assert not dist.is_initialized()
 
 

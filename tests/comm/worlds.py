@@ -19,12 +19,25 @@ from gfdit.comm import GroupFreeComm, SharedMemoryHeap, spawn
 from gfdit.comm.shared_memory_heap import DEFAULT_LANES
 
 START_METHOD = "forkserver"
+# How long what must happen may take: no figure of speed, but the limit after which a test is broken.
+PATIENCE_S = 120.0
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> list[Any]:
     """``spawn`` with test defaults: results of ``fn(comm, *args)`` by rank."""
-    options = {"timeout_s": 100.0, "comm_timeout_s": 20.0, "start_method": START_METHOD, **options}
+    options = {
+        "timeout_s": 2 * PATIENCE_S,
+        "comm_timeout_s": PATIENCE_S,
+        "start_method": START_METHOD,
+        **options,
+    }
     return spawn(guarded, world_size, args=(fn, args), **options)
+
+
+def run_virtual_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> list[Any]:
+    """The same on threads of this process."""
+    options = {"timeout_s": PATIENCE_S, "comm_timeout_s": PATIENCE_S, **options}
+    return spawn(fn, world_size, heap="local", args=args, **options)
 
 
 def guarded(comm: GroupFreeComm, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -56,7 +69,7 @@ class World:
         rank: int,
         fn: Callable[..., Any],
         *args: Any,
-        comm_timeout_s: float = 20.0,
+        comm_timeout_s: float = PATIENCE_S,
         heap_class: type[SharedMemoryHeap] = SharedMemoryHeap,
     ) -> None:
         ours, theirs = self._context.Pipe()
@@ -81,7 +94,7 @@ class World:
             self.start(rank, fn, *args, **options)
         self.begin(*ranks)
 
-    def result(self, rank: int, timeout_s: float = 60.0) -> Any:
+    def result(self, rank: int, timeout_s: float = 2 * PATIENCE_S) -> Any:
         """What the rank returned, the exception it raised, or None if it died."""
         process, pipe = self._ranks[rank]
         assert pipe.poll(timeout_s), f"rank {rank} did not finish"
@@ -165,10 +178,25 @@ def heap_files() -> set[str]:
     return {name for name in os.listdir(directory) if name.startswith(f"gfdit-heap-{os.getpid()}-")}
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S, pause_s: float = 0.01) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(pause_s)
     return True
+
+
+def set_timeout(comm: GroupFreeComm, timeout_s: float) -> None:
+    """From its next wait on, of this lane, whatever transport it has.
+
+    For what has to end in a time-out: only where nobody is to come, so that a slow machine cannot be the cause.
+    """
+    transport = comm._transport
+    if hasattr(transport, "_timeout_s"):
+        transport._timeout_s = timeout_s
+    else:
+        from gfdit.kernels import edges
+
+        transport._state.constants[edges.LANE_TIMEOUT_NS.value] = int(timeout_s * 1e9)
+        transport._failures._timeout_s = timeout_s

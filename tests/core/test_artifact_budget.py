@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gfdit.core import ControlPlane, Policy, RankRecord, Request, Shape
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, FieldView
-from gfdit.core.control.artifact_budget import SETTLED_STEPS, ArtifactBudget
+from gfdit.core.control.artifact_budget import MAX_SHAPES, SETTLED_STEPS, ArtifactBudget, PeakBytes
 from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.layouts import SINGLE as ONE_RANK
 from gfdit.policies.equipartition import Equipartition
@@ -45,7 +46,7 @@ class Watched(ControlPlane):
 
     def handle(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
         commands = super().handle(event, now_s)
-        self.most_bytes = max(self.most_bytes, *self.state.artifact_bytes().values())
+        self.most_bytes = max([self.most_bytes, *self.state.artifact_bytes().values()])
         started = sum(record.started for record in self.state.requests.values())
         self.most_started = max(self.most_started, started)
         return commands
@@ -120,6 +121,38 @@ def test_what_a_request_takes_is_learned_from_others() -> None:
     assert not budget.fits(request("c"))
     budget.release("a")
     assert budget.fits(request("c"))
+
+
+@given(
+    seen=st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 2048), st.integers(0, 10**12)), max_size=40),
+    height=st.integers(1, 2048),
+    width=st.integers(1, 2048),
+)
+def test_a_shape_is_expected_to_take_what_the_most_telling_of_all_others_says(
+    seen: list[tuple[int, int, int]], height: int, width: int
+) -> None:
+    peaks, by_shape = PeakBytes(), dict[Shape, int]()
+    for *side, num_bytes in seen:
+        shape = Shape(*side)
+        peaks.add(shape, num_bytes)
+        by_shape[shape] = max(num_bytes, by_shape.get(shape, 0))
+    asked = Shape(height, width)
+    each = [peak * max(1.0, asked.num_tokens / shape.num_tokens) for shape, peak in by_shape.items()]
+    assert peaks.expected(asked) == by_shape.get(asked, pytest.approx(max(each, default=0), rel=1e-15))
+    for shape, peak in by_shape.items():
+        assert peaks.expected(shape) == peak
+
+
+def test_of_many_shapes_the_last_are_remembered_and_the_others_never_underestimated() -> None:
+    peaks = PeakBytes()
+    shapes = [Shape(16 * (1 + index % 128), 16 * (1 + index // 128)) for index in range(2 * MAX_SHAPES)]
+    draw = random.Random(1)
+    taken = {shape: draw.randrange(1000) * shape.num_tokens for shape in shapes}
+    for shape, num_bytes in taken.items():
+        peaks.add(shape, num_bytes)
+    assert all(peaks.expected(shape) >= num_bytes for shape, num_bytes in taken.items())
+    assert [peaks.expected(shape) for shape in shapes[-100:]] == [taken[shape] for shape in shapes[-100:]]
+    assert peaks.num_shapes <= MAX_SHAPES
 
 
 def test_who_waits_at_the_door_can_be_cancelled_and_keeps_its_place() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from gfdit.core import (
     UnknownCostError,
     trajectory,
 )
-from gfdit.core.cost.calibration import WINDOW, Measured
+from gfdit.core.cost.calibrated import MAX_ANSWERS, CalibratedCostModel
+from gfdit.core.cost.calibration import MAX_KEYS, WINDOW, Measured
 from gfdit.core.cost.table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
 from gfdit.core.tasks import artifact_kind
 
@@ -392,6 +395,70 @@ def test_observing_what_the_table_lacks_is_harmless() -> None:
     model = TableCostModel(table())
     model.observe(task(model="flux"), on(SP1), 1.0)
     assert not model.measured
+
+
+# Any number of sizes
+
+
+def sizes(count: int) -> Iterator[Shape]:
+    return (Shape(16 * (1 + index % 256), 16 * (1 + index // 256)) for index in range(count))
+
+
+@pytest.mark.parametrize("make", [lambda: TableCostModel(sized_table()), NominalCostModel])
+def test_what_is_remembered_of_many_sizes_has_a_bound(make: Callable[[], CalibratedCostModel]) -> None:
+    model = make()
+    highest = 0
+    for shape in sizes(2 * MAX_ANSWERS):
+        view = task(shape)
+        model.observe(view, on(SP1), 0.1)
+        model.migration_s(view, on(SP2))
+        for batch in (1, 3):  # for three the table has no time
+            with suppress(UnknownCostError):
+                model.task_s(view, on(SP2), batch)
+        highest = max(highest, model.num_entries)
+    # Times with and without correction, copies, and a few entries that do not depend on the size.
+    assert MAX_ANSWERS < highest <= MAX_KEYS + 3 * MAX_ANSWERS + 10
+
+
+def test_what_is_missing_is_remembered_once_for_all_sizes() -> None:
+    model = TableCostModel(table())
+    for shape in sizes(100):
+        with pytest.raises(UnknownCostError):
+            model.task_s(task(shape), on(SP1), batch=3)
+    assert model.num_entries == 1
+
+
+def test_what_is_measured_now_stays_and_the_rest_falls_back_to_the_table() -> None:
+    """However many other sizes come by meanwhile."""
+    model = TableCostModel(table())
+    for _ in range(3):
+        model.observe(task(512), on(SP1), 0.31)
+        model.observe(task(512), on(SP2), 0.31)
+    for number, shape in enumerate(sizes(2 * MAX_KEYS)):
+        model.observe(task(shape), on(SP4), 0.1)
+        if number % (MAX_KEYS // 4) == 0:
+            model.observe(task(512), on(SP1), 0.31)
+    assert model.task_s(task(512), on(SP1)) == pytest.approx(0.31)
+    measured = model.measured
+    assert measured[CostKey("qwen", TaskKind.DENOISE, Shape(512, 512), False, SP1, 1)].count > WINDOW // 2
+    assert CostKey("qwen", TaskKind.DENOISE, Shape(512, 512), False, SP2, 1) not in measured
+    model.observe(task(512), on(SP4), 0.5)
+    model.observe(task(512), on(SP4), 0.5)
+    model.observe(task(512), on(SP4), 0.5)  # a correction changes: answers are worked out anew
+    assert model.task_s(task(512), on(SP2)) == 0.161
+
+
+def test_what_was_learned_of_all_sizes_outlasts_any_number_of_them() -> None:
+    model = NominalCostModel()
+    decode = task(512, TaskKind.DECODE)
+    guess_s = model.task_s(decode, on(SP1))
+    model.observe(decode, on(SP1), 3 * guess_s)
+    step_s = model.task_s(task(512), on(SP1))
+    for shape in sizes(2 * MAX_KEYS):
+        model.observe(task(shape), on(SP1), 0.1)
+        model.task_s(task(shape, TaskKind.DECODE), on(SP1))  # as a policy asks about a new request
+    assert model.task_s(decode, on(SP1)) == pytest.approx(3 * guess_s)
+    assert model.task_s(task(512), on(SP1)) != step_s
 
 
 # Without a table

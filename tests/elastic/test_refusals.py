@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,43 @@ ROOT = Path(__file__).parents[2]
             "has no times of 'some/model', known: qwen-image; see --model-name",
         ),
         (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
+        (["--set", "start_timeout_s"], "--set takes KEY=VALUE"),
+        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: adapter, mask_sp_padding,"),
+        (["--set", "start_timeout_s=long"], "--set start_timeout_s=long: Expected float"),
+        (["--set", "control_timeout_s=0"], "--set control_timeout_s=0: Expected float > 0"),
+        (["--set", "ranks=2"], "--set ranks: use --ranks"),
+        (["--", "--stage-overrides", "{}"], "--stage-overrides would replace the one that selects gfdit's engine"),
+        (["--", "--stage-overrides={}"], "--stage-overrides would replace"),
+        (["--", "--stage_overrides", "{}"], "--stage_overrides would replace"),
     ],
 )
-def test_serve_refuses_before_it_starts(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_before_it_starts(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = [] if argv[0].startswith(".") else ["some/model"]
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("it starts"))
     assert main(["serve", *model, *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1
+
+
+def test_serve_sets_what_has_no_option_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        became.append(command)
+        sys.exit()
+
+    monkeypatch.setattr("os.execv", become)
+    argv = ["--set", "start_timeout_s=1800", "--set", "max_queue_s=null", "--set", "mask_sp_padding=false"]
+    with pytest.raises(SystemExit):
+        main(["serve", "some/model", *argv, "--", "--stage-init-timeout", "900"])
+    (command,) = became
+    stage = json.loads(command[command.index("--stage-overrides") + 1])["0"]
+    given = stage["additional_config"]["gfdit"]
+    assert given["start_timeout_s"] == 1800.0 and given["max_queue_s"] is None
+    assert given["mask_sp_padding"] is False
+    assert command[-2:] == ["--stage-init-timeout", "900"]
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +112,20 @@ def test_settings_that_cannot_be_elastic(make_config: Callable[..., Any], fields
     ("given", "message"),
     [
         ({"rank": 2}, "no setting 'rank', known: policy,"),
-        ({"ranks": "two"}, "ranks"),
-        ({"ranks": 0}, "'ranks' must be at least 1"),
+        ({"ranks": "two"}, "'ranks' is 'two': expected int"),
+        ({"ranks": 0}, "'ranks' is 0: expected int >= 1"),
         ({"policy": "nope"}, "known: "),
+        ({"policy_args": ["group_size"]}, "'policy_args' is .*: expected object"),
+        ({"max_steps": 0}, "'max_steps' is 0: expected int >= 1"),
+        ({"max_outputs": 0}, "'max_outputs' is 0: expected int >= 1"),
+        ({"max_payload_bytes": 0}, "'max_payload_bytes' is 0: expected int >= 1"),
+        ({"max_queued_bytes": -1}, "'max_queued_bytes' is -1: expected int >= 1"),
+        ({"max_queue_s": 0}, "'max_queue_s' is 0: expected float > 0"),
+        ({"control_timeout_s": 0}, "'control_timeout_s' is 0: expected float > 0"),
+        ({"control_timeout_s": float("nan")}, "'control_timeout_s' is nan: expected float > 0"),
+        ({"start_timeout_s": float("inf")}, "'start_timeout_s' is inf: expected float <= 1000000"),
+        ({"max_control_restarts": -1}, "'max_control_restarts' is -1: expected int >= 0"),
+        ({"run_ahead": 2}, "'run_ahead' is 2: expected int <= 1"),
     ],
 )
 def test_bad_settings_are_named(given: dict[str, Any], message: str) -> None:
@@ -105,7 +148,6 @@ def test_a_missing_symbol_of_vllm_omni_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(120)
 def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) -> None:
     argv = ["gfdit", "serve", str(model), "--ranks", "1000", "--", "--enforce-eager", "--dtype", "float32"]
     with pytest.raises(ServerError, match=r"1000 (ranks|device)"):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-import pytest
+import numpy as np
 
-from gfdit.observe.timeline import Span, read_timeline
+from gfdit.core.commands import ReportFault
+from gfdit.observe.timeline import read_timeline
 from gfdit.sim.replay import replay
+from tests.elastic.recorded import recorded_from_now
+from tests.elastic.test_faults import when_back
 from tests.support.images import Engine, ImageRequest
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.waiting import wait_until
 
 
 def test_no_process_group_is_created_or_used(engine: Engine) -> None:
@@ -23,47 +24,56 @@ def test_no_process_group_is_created_or_used(engine: Engine) -> None:
     engine.call("arm_tripwire")
 
 
-def test_requests_overlap_in_time_on_disjoint_ranks(engine: Engine, timeline_path: Path) -> None:
-    before = {span.request for span in flushed_spans(timeline_path)}
-    here, there = ("encode@0 prepare@0 sp2@0,1 decode@0", "encode@2 prepare@2 sp2@2,3 decode@2")
-    engine.images([ImageRequest(256, 256).under(here), ImageRequest(256, 256).under(there)])
-    spans = [s for s in flushed_spans(timeline_path) if s.request not in before and s.kind == "denoise"]
-    ours, theirs = ([s for s in spans if s.rank in ranks] for ranks in ((0, 1), (2, 3)))
-    assert {s.request for s in ours}.isdisjoint({s.request for s in theirs})
-    assert all(s.sp == 2 for s in spans) and len(spans) == 2 * 2 * 6
-    overlaps = [(a, b) for a in ours for b in theirs if a.start_s < b.end_s and b.start_s < a.end_s]
-    assert len(overlaps) > 3
+def test_requests_overlap_in_time_on_disjoint_ranks(
+    engine: Engine, timeline_path: Path, recording_path: Path
+) -> None:
+    scripts = ("encode@0 prepare@0 sp2@0,1 decode@0", "encode@2 prepare@2 sp2@2,3 decode@2")
+
+    def overlap() -> bool:
+        with recorded_from_now(recording_path) as recorded:
+            engine.images([ImageRequest(256, 256).under(script) for script in scripts])
+            names = [name for script in scripts for name in recorded.requests(script)]
+        wait_until(lambda: set(names) <= decoded(timeline_path), "the timeline has both requests")
+        steps = [span for span in read_timeline(timeline_path) if span.kind == "denoise"]
+        ours, theirs = ([span for span in steps if span.request == name] for name in names)
+        assert {span.rank for span in ours} == {0, 1} and {span.rank for span in theirs} == {2, 3}
+        assert all(span.sp == 2 for span in (*ours, *theirs)) and len(ours) == len(theirs) == 2 * 6
+        return sum(a.start_s < b.end_s and b.start_s < a.end_s for a in ours for b in theirs) > 3
+
+    wait_until(overlap, "neither of two requests comes late")
 
 
-def flushed_spans(path: Path) -> list[Span]:
-    time.sleep(1.5)  # the file is written about once a second
-    return read_timeline(path) if path.exists() else []
+def decoded(timeline: Path) -> set[str]:
+    return {span.request for span in read_timeline(timeline) if span.kind == "decode"}
 
 
-def test_a_failing_member_fails_its_request_only(engine: Engine) -> None:
+def test_a_member_that_fails_costs_no_request(engine: Engine) -> None:
     good = ImageRequest(128, 128).under("sp2@0,1")
     expected = engine.image(good)
     engine.call("fail_on", 3)
-    started_s = time.monotonic()
-    with pytest.raises(Exception, match="sabotage"):
-        engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
-    assert time.monotonic() - started_s < 10, "peers must not wait for the time-out"
+    image = engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+    assert np.abs(image.astype(int) - expected.astype(int)).max() <= 1, "some steps ran on fewer ranks"
+    when_back(engine)  # it has failed twice in a row, and was replaced
+    engine.watch_workers()
     engine.call("fail_on", None)
-    # The edges that were left in the middle of a collective work again.
+    # Peers have left the collective, without a time-out: there is none. Its edges work again.
     assert engine.image(good).tobytes() == expected.tobytes()
     assert engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3")).tobytes() == expected.tobytes()
 
 
-def test_a_decision_that_breaks_a_rule_is_named_and_the_server_goes_on(engine: Engine) -> None:
+def test_a_decision_that_breaks_a_rule_is_named_and_the_request_served(
+    engine: Engine, recording_path: Path
+) -> None:
     for script, rule in (
         ("sp2@0", "sp x cfg must equal the number of ranks"),
         ("sp3@0,1,2", "sp3 is not feasible"),
         ("cfg2@0,1", "cfg2xsp1 is not feasible"),
         ("sp2@1,1", "named twice"),
     ):
-        with pytest.raises(Exception, match="layout-script") as failure:
-            engine.image(ImageRequest(128, 128).under(script))
-        assert rule in str(failure.value) and "denoise/0" in str(failure.value)
+        with recorded_from_now(recording_path) as recorded:
+            assert engine.image(ImageRequest(128, 128).under(script)).shape == (1, 128, 128, 3)
+            told = [entry.message for entry in recorded.entries() if isinstance(entry, ReportFault)]
+        assert any(rule in message and "denoise/0" in message for message in told), told
     assert engine.image(ImageRequest(128, 128).under("sp1@0")).shape == (1, 128, 128, 3)
 
 
@@ -77,14 +87,15 @@ def test_a_worker_has_no_semaphores_that_would_outlive_it_if_it_were_killed(engi
         assert "/dev/shm/sem." not in Path(f"/proc/{described['pid']}/maps").read_text()
 
 
-def test_an_abandoned_request_leaves_nothing_behind(engine: Engine) -> None:
-    long = ImageRequest(256, 256, steps=500)
+def test_an_abandoned_request_leaves_nothing_behind(engine: Engine, recording_path: Path) -> None:
     for script in ("sp1@1", "sp1@3 sp2@2,0 sp4@0,1,2,3", "encode@2 prepare@3 sp2@1,0 sp2@2,3"):
-        engine.abandon(long.under(script), after_s=1.0)
-        started_s = time.monotonic()
-        engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
-        assert time.monotonic() - started_s < 6, "the ranks are free within one step"
-    assert engine.drained()
+        with recorded_from_now(recording_path) as recorded:
+            leaving = engine.begin(ImageRequest(256, 256, steps=500).under(script))
+            wait_until(lambda: recorded.num_steps(script) > 4, "the request runs")  # noqa: B023 - called at once
+            leaving.cancel()
+            engine.image(ImageRequest(128, 128).under("sp4@0,1,2,3"))
+            assert engine.drained()
+            assert recorded.num_tasks_since_cancelled(script) == 0, "the ranks are free within one step"
 
 
 def test_decisions_repeat_from_the_recording(engine: Engine, recording_path: Path) -> None:

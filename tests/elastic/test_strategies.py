@@ -16,8 +16,7 @@ from gfdit.adapters.sequence_plan import SHARD_GROUP
 from gfdit.comm import GroupFreeComm, spawn
 from gfdit.core import ExecutionLayout, ParallelSpec
 from gfdit.omni.plugin import prepare_cpu_process
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.waiting import HANG_S
 
 BATCH, HEAD_SIZE = 2, 16
 # Measured: outputs of magnitude 1 differ by up to 5e-7.
@@ -166,7 +165,9 @@ def largest_error(case: Case, ring: bool) -> float:
         else:
             get_forward_context().sp_padding_size = case.padding
             get_forward_context().sp_original_seq_len = case.image if case.padding else None
-        found = spawn(attended, 4, heap="local", args=(layers, case, ring), comm_timeout_s=60.0, timeout_s=120.0)
+        found = spawn(
+            attended, 4, heap="local", args=(layers, case, ring), comm_timeout_s=HANG_S, timeout_s=HANG_S
+        )
     parts = [found[rank] for rank in case.ranks]
     image = torch.cat([part[:, case.text :] for part in parts], dim=1)[:, : case.image]
     reference = expected(case)
@@ -232,7 +233,7 @@ def under_a_plan(comm: GroupFreeComm, mask: torch.Tensor | None, side: str) -> s
     [(torch.ones(1, 4), "front", "attention with attn_mask"), (None, "rear", "attention with joint_strategy")],
 )
 def test_what_a_plan_of_gfdit_s_cannot_heed_is_refused(mask: torch.Tensor | None, side: str, message: str) -> None:
-    (text,) = spawn(under_a_plan, 1, heap="local", args=(mask, side), comm_timeout_s=60.0, timeout_s=120.0)
+    (text,) = spawn(under_a_plan, 1, heap="local", args=(mask, side), comm_timeout_s=HANG_S, timeout_s=HANG_S)
     assert message in text
 
 
@@ -272,5 +273,5 @@ def four_dimensional_mask(comm: GroupFreeComm) -> str:
 
 
 def test_a_mask_that_a_ring_cannot_heed_is_refused() -> None:
-    texts = spawn(four_dimensional_mask, 2, heap="local", comm_timeout_s=60.0, timeout_s=120.0)
+    texts = spawn(four_dimensional_mask, 2, heap="local", comm_timeout_s=HANG_S, timeout_s=HANG_S)
     assert all("attn_mask of keys, (batch, tokens), got (1, 1, 4, 4)" in text for text in texts)

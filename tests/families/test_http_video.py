@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,12 +15,13 @@ import pytest
 from PIL import Image
 
 from gfdit.cli.main import main
-from gfdit.observe.timeline import read_timeline
+from gfdit.observe.timeline import Span, read_timeline
 from tests.support.openai_client import openai_client
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, get, post_video, wait_for_job
+from tests.support.waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.thorough
 
 NUM_FRAMES, HEIGHT, WIDTH = 9, 64, 96
 FIELDS = {
@@ -80,7 +80,7 @@ def test_a_video_as_a_job(server: ServerProcess) -> None:
     assert said[-1]["progress"] == 100 and said[-1]["num_frames"] == NUM_FRAMES
     content = get(server.base_url, f"/v1/videos/{job['id']}/content").content
     assert np.array_equal(frames_of(content), frames(server, num_inference_steps=40))
-    deleted = httpx.delete(f"{server.base_url}/v1/videos/{job['id']}", trust_env=False)
+    deleted = httpx.delete(f"{server.base_url}/v1/videos/{job['id']}", timeout=HANG_S, trust_env=False)
     assert deleted.json()["deleted"] is True
 
 
@@ -100,9 +100,11 @@ def test_a_video_of_an_image(server: ServerProcess, timeline: Path) -> None:
     assert np.array_equal(frames(server, picture(1)), video)
     others = [frames(server, picture(2)), frames(server)]
     assert not any(np.array_equal(other, video) for other in others)
-    time.sleep(2)  # the timeline is written once in a while
-    encoders = Counter(span.request for span in read_timeline(timeline) if span.kind == "encode")
-    assert sorted(set(encoders.values())) == [1, 2], "the image has an encode task of its own"
+
+    def num_encode_tasks() -> set[int]:
+        return set(Counter(span.request for span in read_timeline(timeline) if span.kind == "encode").values())
+
+    wait_until(lambda: num_encode_tasks() == {1, 2}, "the image has an encode task of its own")
 
 
 @pytest.mark.parametrize(
@@ -125,15 +127,19 @@ def test_what_is_wrong_is_named(server: ServerProcess, fields: dict[str, Any], m
     assert failed["status"] == "failed" and message in json.dumps(failed["error"])
 
 
-def test_a_job_that_is_deleted_frees_its_ranks(server: ServerProcess) -> None:
+def test_a_job_that_is_deleted_frees_its_ranks(server: ServerProcess, timeline: Path) -> None:
+    """Seen in the timeline, where it is the only one with so many steps."""
+
+    def far_spans() -> list[Span]:
+        return [span for span in read_timeline(timeline) if span.step > 40]
+
     long = {**FIELDS, "size": "256x256", "num_frames": 33, "num_inference_steps": 200}
-    job = post_video(server.base_url, "/v1/videos", long).json()
-    deadline_s = time.monotonic() + 30
-    while get(server.base_url, f"/v1/videos/{job['id']}").json()["status"] != "in_progress":
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    assert httpx.delete(f"{server.base_url}/v1/videos/{job['id']}", timeout=30, trust_env=False).status_code == 200
-    left_s = time.monotonic()
+    job = f"{server.base_url}/v1/videos/{post_video(server.base_url, '/v1/videos', long).json()['id']}"
+    wait_until(far_spans, "the job runs")
+    assert httpx.delete(job, timeout=HANG_S, trust_env=False).status_code == 200
     assert frames(server).shape[0] == NUM_FRAMES
-    assert time.monotonic() - left_s < 10, "200 steps would have kept the ranks busy for much longer"
-    assert get(server.base_url, f"/v1/videos/{job['id']}").status_code == 404
+    deleted = far_spans()[-1].request
+    wait_until(lambda: read_timeline(timeline)[-1].request != deleted, "the timeline has what came after it")
+    of_it = [span for span in read_timeline(timeline) if span.request == deleted]
+    assert "decode" not in {span.kind for span in of_it} and max(span.step for span in of_it) < 199
+    assert httpx.get(job, timeout=HANG_S, trust_env=False).status_code == 404

@@ -12,7 +12,7 @@ import torch
 from gfdit.comm import CommAborted, CommError, CommTimeout, GroupFreeComm
 from gfdit.comm.agreement import is_behind
 from tests.comm.test_failures import (
-    MANY_S,
+    FAR_FROM_A_TIMEOUT_S,
     aborted,
     aborted_before_arrival,
     aborted_by_own_thread,
@@ -24,34 +24,18 @@ from tests.comm.test_failures import (
     peer_never_arrives,
     reset_in_use,
 )
-from tests.comm.worlds import open_world, wait_until
+from tests.comm.worlds import PATIENCE_S, open_world, set_timeout, wait_until
 from tests.kernels.worlds import InterpretedHeap
 
 SLOT_BYTES = 4096
 Scenario = Callable[[GroupFreeComm], Any]
 
 
-def set_timeout(comm: GroupFreeComm, timeout_s: float) -> None:
-    """One world serves scenarios with different timeouts."""
-    from gfdit.kernels import edges
-
-    transport: Any = comm._transport
-    transport._state.constants[edges.LANE_TIMEOUT_NS.value] = int(timeout_s * 1e9)
-    transport._failures._timeout_s = timeout_s
-
-
-def one_after_another(
-    comm: GroupFreeComm, scenarios: tuple[tuple[Scenario, float], ...], directory: str
-) -> list[Any]:
-    """Results of ``scenarios`` with their timeouts; after each, all edges of both lanes are reset."""
-    everyone = comm.group(range(comm.world_size))
-    for num_elements in (1, SLOT_BYTES):  # the first launch of a kernel takes longer than a short timeout
-        comm.broadcast(torch.zeros(num_elements), 0, everyone)
-        gather_ranks(comm, everyone.ranks, num_elements)
-        comm.barrier(everyone)
+def one_after_another(comm: GroupFreeComm, scenarios: tuple[Scenario, ...], directory: str) -> list[Any]:
+    """Results of ``scenarios``; after each, all edges of both lanes are reset."""
     results = []
-    for number, (scenario, timeout_s) in enumerate(scenarios):
-        set_timeout(comm, timeout_s)
+    for number, scenario in enumerate(scenarios):
+        set_timeout(comm, PATIENCE_S)
         results.append(scenario(comm))
         meet(Path(directory), str(number), comm.rank, comm.world_size)
         for lane in (comm, comm.lane("migration")):
@@ -62,18 +46,14 @@ def one_after_another(
 def meet(directory: Path, name: str, rank: int, num_ranks: int) -> None:
     """Returns when ``num_ranks`` ranks are here: told by files, whatever their collectives do."""
     (directory / f"{name}-{rank}").touch()
-    assert wait_until(lambda: len(list(directory.glob(f"{name}-*"))) == num_ranks, 60)
+    assert wait_until(lambda: len(list(directory.glob(f"{name}-*"))) == num_ranks)
 
 
-def run_scenarios(
-    world_size: int, directory: Path, *scenarios: tuple[Scenario, float], **sizes: int
-) -> list[list[Any]]:
+def run_scenarios(world_size: int, directory: Path, *scenarios: Scenario, **sizes: int) -> list[list[Any]]:
     """Results by scenario, then by rank."""
     with open_world(world_size, slot_bytes=SLOT_BYTES, **sizes) as world:
-        world.start_all(
-            one_after_another, scenarios, str(directory), heap_class=InterpretedHeap, comm_timeout_s=MANY_S
-        )
-        by_rank = [world.result(rank, timeout_s=200) for rank in range(world_size)]
+        world.start_all(one_after_another, scenarios, str(directory), heap_class=InterpretedHeap)
+        by_rank = world.results()
     assert all(isinstance(results, list) for results in by_rank), by_rank
     return [list(results) for results in zip(*by_rank, strict=True)]
 
@@ -86,6 +66,8 @@ def replayed_token(comm: GroupFreeComm) -> str:
     for _ in range(4):
         comm.barrier(group)
     if comm.rank == 0:
+        comm.lane("migration").barrier(group)  # it is there before this rank looks
+        set_timeout(comm, 0.4)
         error, _ = expect(CommTimeout, lambda: comm.barrier(group))
         return str(error)
     heap: Any = comm._heap
@@ -93,7 +75,13 @@ def replayed_token(comm: GroupFreeComm) -> str:
     tokens = heap.segment(0)[begin : begin + 16 * MAX_CHUNKS].view(torch.int64)
     assert tokens[0] != 0
     tokens[0] = int(tokens[0])
+    comm.lane("migration").barrier(group)
     return ""
+
+
+def impatient(comm: GroupFreeComm) -> list[tuple[CommError, float]]:
+    set_timeout(comm, 0.4)  # rank 1 does not come
+    return peer_never_arrives(comm)
 
 
 def not_armed(comm: GroupFreeComm) -> str:
@@ -101,6 +89,7 @@ def not_armed(comm: GroupFreeComm) -> str:
     if comm.rank == 1:
         return ""
     comm.reset((1,))
+    set_timeout(comm, 0.4)  # rank 1 is done
     error, _ = expect(CommTimeout, lambda: comm.send(torch.zeros(4), 1))
     return str(error)
 
@@ -134,11 +123,12 @@ def cut_short(comm: GroupFreeComm) -> list[str]:
         send.publish = publish
         texts.append(str(expect(CommAborted, lambda: comm.send(torch.zeros(1), 1))[0]))
     else:
+        set_timeout(comm, 1.0)  # rank 0 stops half-way
         error, _ = expect(CommTimeout, lambda: comm.recv(torch.zeros(3 * 1024, dtype=torch.uint8), 0))
         texts.append(str(error))
     comm.lane("migration").barrier(comm.group((0, 1)))  # quiesce, by word of the host
     comm.reset((0, 1))
-    set_timeout(comm, MANY_S)
+    set_timeout(comm, PATIENCE_S)
     x = torch.full((5000,), 7 - comm.rank)
     comm.broadcast(x, 0, comm.group((0, 1)))
     assert x.tolist() == [7] * 5000
@@ -147,31 +137,20 @@ def cut_short(comm: GroupFreeComm) -> list[str]:
     return texts
 
 
-BOTH_PATHS: tuple[tuple[Scenario, float], ...] = (
-    (mismatched, MANY_S),
-    (aborted_by_own_thread, MANY_S),
-    (failed_midway, MANY_S),
-    (reset_in_use, MANY_S),
-    (replayed_token, 1.0),
-)
-THREE_RANKS: tuple[tuple[Scenario, float], ...] = (
-    (order_violated, 3.0),
-    (aborted, MANY_S),
-    (aborted_before_arrival, MANY_S),
-)
+BOTH_PATHS = (mismatched, aborted_by_own_thread, failed_midway, reset_in_use, replayed_token)
 
 
 def check_both_paths(outcomes: list[list[Any]]) -> None:
     mismatches, own_thread, _, _, replayed = outcomes
     for texts in mismatches:
         assert all("mismatched" in text and "of group" in text for text in texts), texts
-    assert max(own_thread[0]) < 5.0
+    assert max(own_thread[0]) < FAR_FROM_A_TIMEOUT_S
     for part in ("expected token", "instance 5", "instance 3"):
         assert part in replayed[0], replayed[0]
 
 
 def test_two_ranks_by_slots(tmp_path: Path) -> None:
-    never, short, *others = run_scenarios(2, tmp_path, (peer_never_arrives, 0.4), (cut_short, 1.0), *BOTH_PATHS)
+    never, short, *others = run_scenarios(2, tmp_path, impatient, cut_short, *BOTH_PATHS)
     errors: list[tuple[CommError, float]] = never[0]
     for error, elapsed_s in errors:
         assert (error.rank, error.edge, error.lane) == (0, (1, 0), "compute")
@@ -188,12 +167,13 @@ def test_two_ranks_by_slots(tmp_path: Path) -> None:
 
 
 def test_two_ranks_by_low_latency_slots(tmp_path: Path) -> None:
-    unarmed, *others = run_scenarios(2, tmp_path, (not_armed, 0.4), *BOTH_PATHS, low_latency_bytes=1024)
+    unarmed, *others = run_scenarios(2, tmp_path, not_armed, *BOTH_PATHS, low_latency_bytes=1024)
     assert "timed out in send" in unarmed[0] and "waiting for the peer's reset" in unarmed[0], unarmed
     check_both_paths(others)
 
 
 @pytest.mark.parametrize("low_latency_bytes", [0, 1024])
 def test_three_ranks(low_latency_bytes: int, tmp_path: Path) -> None:
-    _, called_off, before_arrival = run_scenarios(3, tmp_path, *THREE_RANKS, low_latency_bytes=low_latency_bytes)
-    assert max(called_off[:2]) < 5.0 and max(before_arrival) < 5.0
+    scenarios = order_violated, aborted, aborted_before_arrival
+    _, called_off, before_arrival = run_scenarios(3, tmp_path, *scenarios, low_latency_bytes=low_latency_bytes)
+    assert max(*called_off[:2], *before_arrival) < FAR_FROM_A_TIMEOUT_S

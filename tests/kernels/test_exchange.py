@@ -43,6 +43,6 @@ def taken_key(ranks: tuple[int, ...]) -> int:
 )
 def test_every_ordered_subset(world_size: int, num_subsets_with_a_rank: int) -> None:
     with open_world(world_size, slot_bytes=1024) as world:
-        world.start_all(all_subsets, 37, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        world.start_all(all_subsets, 37, heap_class=InterpretedHeap)
         results = [world.result(rank, timeout_s=240) for rank in range(world_size)]
     assert results == [num_subsets_with_a_rank] * world_size

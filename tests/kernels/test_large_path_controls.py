@@ -1,130 +1,72 @@
-"""Paths for large messages with one safeguard removed, and a slow rank: the checks must see them fail.
+"""Paths for large messages with one safeguard removed: the checks must see them fail, every time.
 
-As in ``test_negative_controls``: a mutant is a module with another function in it, in a rank process, and the real
-kernels run the same programs with the same stalls before and after.
+See ``tests.kernels.trials``.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path as FilePath
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from gfdit.comm import CommError, GroupFreeComm
-from gfdit.comm.choice import Path
-from tests.comm.worlds import open_world
+from gfdit.comm.choice import Choice, Path
+from tests.comm.worlds import PATIENCE_S, open_world, set_timeout
 from tests.kernels.test_large_paths import SIZES, force
-from tests.kernels.test_negative_controls import FAILURES, STALLS_S, tell
-from tests.kernels.worlds import InterpretedHeap
+from tests.kernels.trials import Change, Edits, HandoverHeap, Trial, check_trials, real
 
 NUM_STEPS = 4
 NUM_BYTES = 2512  # a multiple of 16, for tiles; not of 1024, so there is a rest
+PULL, TMA_COPY, COPY_ENGINE = "gfdit.kernels.pull_exchange", "gfdit.kernels.tma_copy", "gfdit.comm.copy_engine"
+ALL_GATHER, BROADCAST = "gfdit.kernels.multicast_all_gather", "gfdit.kernels.multicast_broadcast"
 
 
 def gathers(comm: GroupFreeComm, path: Path) -> str:
     """Repeated all-gathers of one tensor, which is overwritten as soon as an operation has returned."""
-    force(comm, path)
     x = comm.empty((NUM_BYTES,), torch.uint8) if path is Path.DIRECT_PULL else torch.empty(NUM_BYTES).byte()
     shape = (2, NUM_BYTES)
     out = comm.empty(shape, torch.uint8) if path is Path.DIRECT_PUSH else torch.empty(shape, dtype=torch.uint8)
     for step in range(NUM_STEPS):
         group = comm.group((0, 1) if step % 2 else (1, 0))
-        try:
-            comm.all_gather_into_tensor(out.fill_(255), x.fill_(10 * step + comm.rank), group)
-        except CommError as error:
-            return type(error).__name__
+        comm.all_gather_into_tensor(out.fill_(255), x.fill_(10 * step + comm.rank), group)
         if out.tolist() != [[10 * step + rank] * NUM_BYTES for rank in group.ranks]:
             return "wrong bytes"
     return "ok"
 
 
 def broadcasts(comm: GroupFreeComm, path: Path) -> str:
-    force(comm, path)
     for step in range(NUM_STEPS):
         x = torch.full((NUM_BYTES,), step if comm.rank == 0 else 255, dtype=torch.uint8)
-        try:
-            comm.broadcast(x, 0, comm.group((0, 1)))
-        except CommError as error:
-            return type(error).__name__
+        comm.broadcast(x, 0, comm.group((0, 1)))
         if x.tolist() != [step] * NUM_BYTES:
             return "wrong bytes"
     return "ok"
 
 
-class Mutation:
-    """Replaces functions of the modules that carry out large messages."""
+def before_copying(edits: Edits) -> None:
+    """Rank 1 is held up before every copy: rank 0 ends operations, and begins others, as far as it is let."""
+    edits.hold_up(1, "_copy", COPY_ENGINE)
+    edits.hold_up(1, "_copy_remote", PULL)
+    edits.hold_up(1, "copy_bytes", PULL, ALL_GATHER, BROADCAST)
 
-    def __init__(self, comm: GroupFreeComm) -> None:
-        from gfdit.comm import copy_engine
-        from gfdit.kernels import multicast_all_gather, multicast_broadcast, pull_exchange, tma_copy
 
-        self.rank = comm.rank
-        self.copy_engine, self.pull, self.tma_copy = copy_engine, pull_exchange, tma_copy
-        self.all_gather, self.broadcast = multicast_all_gather, multicast_broadcast
-        self.undo = ExitStack()
+def before_the_token(edits: Edits) -> None:
+    """Rank 0 is held up before every token."""
+    edits.hold_up(0, "publish", PULL)
 
-    def replace(self, name: str, replacement: Any, module: Any) -> None:
-        self.undo.enter_context(patch.object(module, name, replacement))
 
-    def stall(self, stall_s: float) -> None:
-        """Rank 1 is slow before it copies."""
+def no_closing(edits: Edits) -> None:
+    """A rank does not wait until its peers have taken what it let them read, or stored what it is to get.
 
-        def slow(real: Any) -> Callable[..., Any]:
-            def copy(*args: Any) -> Any:
-                time.sleep(stall_s)
-                return real(*args)
-
-            return copy
-
-        places = (
-            (self.copy_engine, "_copy"),
-            (self.pull, "copy_bytes"),
-            (self.pull, "_copy_remote"),
-            (self.all_gather, "copy_bytes"),
-            (self.broadcast, "copy_bytes"),
-        )
-        for module, name in places if self.rank == 1 else ():
-            self.replace(name, slow(getattr(module, name)), module)
-
-    def no_closing(self) -> None:
-        """A rank does not wait until its peers have taken what it let them read."""
-        for module in (self.pull, self.all_gather):
-            self.replace("observe", every_other(module.observe, instead=1), module)
-        run = every_other(self.copy_engine.barrier.run, instead=None)
-        self.replace("barrier", SimpleNamespace(run=run), self.copy_engine)
-        if self.rank == 0:  # the source
-            self.replace("observe", lambda *args: 1, self.broadcast)
-
-    def wrong_parity(self) -> None:
-        """The reader takes the offset of another instance."""
-        real = self.pull._offset_word
-        self.replace(
-            "_offset_word", lambda line, slot: real(line, slot if len(line.shape) else 1 - slot), self.pull
-        )
-
-    def token_before_payload(self) -> None:
-        """What goes straight into a peer's target is put there after the token that says so."""
-        late: list[tuple[Any, ...]] = []
-        copy, publish = self.pull._copy_remote, self.pull.publish
-
-        def publish_first(*args: Any) -> None:
-            publish(*args)
-            time.sleep(0.1 if late else 0)
-            while late:
-                copy(*late.pop())
-
-        self.replace("_copy_remote", lambda *args: late.append(args), self.pull)
-        self.replace("publish", publish_first, self.pull)
-
-    def no_rest(self) -> None:
-        """Only whole tiles are copied."""
-        self.replace("copy_bytes", lambda *args: None, self.tma_copy)
+    So rank 0 has overwritten the one before rank 1 copies it, and returned without the other.
+    """
+    edits.replace("observe", partial(every_other, instead=1), PULL, ALL_GATHER)
+    edits.replace("barrier", lambda real: SimpleNamespace(run=every_other(real.run, None)), COPY_ENGINE)
+    if edits.comm.rank == 0:  # the source
+        edits.replace("observe", lambda real: lambda *args: 1, BROADCAST)
 
 
 def every_other(real: Any, instead: Any) -> Callable[..., Any]:
@@ -139,87 +81,97 @@ def every_other(real: Any, instead: Any) -> Callable[..., Any]:
     return call
 
 
+def wrong_parity(edits: Edits) -> None:
+    """The reader takes the offset of another instance, where there never was one. No race."""
+
+    def other_slot(offset_word: Any) -> Callable[..., Any]:
+        return lambda line, slot: offset_word(line, slot if len(line.shape) else 1 - slot)
+
+    edits.replace("_offset_word", other_slot, PULL)
+
+
+def token_before_payload(edits: Edits) -> None:
+    """What goes straight into a peer's target is put there after the token; rank 0 is held up in between."""
+    late: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    def too_early(publish: Any) -> Callable[..., Any]:
+        def publish_first(*args: Any) -> None:
+            publish(*args)
+            if late and edits.comm.rank == 0:
+                edits.handover.let_the_other_go_on()
+            while late:
+                copy, copied = late.pop()
+                copy(*copied)
+
+        return publish_first
+
+    edits.replace("_copy_remote", lambda copy: lambda *args: late.append((copy, args)), PULL)
+    edits.replace("publish", too_early, PULL)
+
+
+def no_rest(edits: Edits) -> None:
+    """Only whole tiles are copied. No race."""
+    edits.replace("copy_bytes", lambda real: lambda *args: None, TMA_COPY)
+
+
+def trial(program: Callable[..., str], path: Path, slow: Change, mutant: Change = real) -> Trial:
+    return Trial(partial(program, path=path), slow, mutant, Choice(path, 2048, num_programs=1))
+
+
+PROGRAMS = (
+    (gathers, Path.PULL),
+    (gathers, Path.DIRECT_PULL),
+    (gathers, Path.DIRECT_PUSH),
+    (gathers, Path.COPY_ENGINE),
+    (gathers, Path.TMA),
+    (gathers, Path.MULTICAST),
+    (broadcasts, Path.MULTICAST),
+)
 REAL = (
-    ("none", gathers, Path.PULL),
-    ("none", gathers, Path.DIRECT_PULL),
-    ("none", gathers, Path.DIRECT_PUSH),
-    ("none", gathers, Path.COPY_ENGINE),
-    ("none", gathers, Path.TMA),
-    ("none", gathers, Path.MULTICAST),
-    ("none", broadcasts, Path.MULTICAST),
+    *(trial(*program, before_copying) for program in PROGRAMS),
+    trial(gathers, Path.DIRECT_PUSH, before_the_token),
 )
 MUTANTS = (
-    ("no_closing", gathers, Path.PULL),
-    ("no_closing", gathers, Path.DIRECT_PULL),
-    ("no_closing", gathers, Path.DIRECT_PUSH),
-    ("no_closing", gathers, Path.COPY_ENGINE),
-    ("no_closing", gathers, Path.MULTICAST),
-    ("no_closing", broadcasts, Path.MULTICAST),
-    ("wrong_parity", gathers, Path.PULL),
-    ("wrong_parity", gathers, Path.DIRECT_PULL),
-    ("token_before_payload", gathers, Path.DIRECT_PUSH),
-    ("no_rest", gathers, Path.TMA),
+    trial(gathers, Path.PULL, before_copying, no_closing),
+    trial(gathers, Path.DIRECT_PULL, before_copying, no_closing),
+    trial(gathers, Path.DIRECT_PUSH, before_copying, no_closing),
+    trial(gathers, Path.COPY_ENGINE, before_copying, no_closing),
+    trial(gathers, Path.MULTICAST, before_copying, no_closing),
+    trial(broadcasts, Path.MULTICAST, before_copying, no_closing),
+    trial(gathers, Path.PULL, before_copying, wrong_parity),
+    trial(gathers, Path.DIRECT_PULL, before_copying, wrong_parity),
+    trial(gathers, Path.DIRECT_PUSH, before_the_token, token_before_payload),
+    trial(gathers, Path.TMA, before_copying, no_rest),
 )
 
 
-def run_mutant(
-    comm: GroupFreeComm, directory: FilePath, trial: int, name: str, program: Any, path: Path
-) -> set[str]:
-    """What the checks of both ranks say: with longer stalls if nothing was wrong with shorter ones."""
-    seen = {"ok"}
-    for number, stall_s in enumerate(STALLS_S):
-        mutation = Mutation(comm)
-        mutation.stall(stall_s)
-        if name != "none":
-            getattr(mutation, name)()
-        with mutation.undo:
-            outcome = program(comm, path)
-        if outcome != "ok":
-            comm.abort((0, 1))  # the other need not wait for its timeout
-        seen = {outcome, tell(directory / f"{trial}.{number}", comm.rank, outcome)}
-        comm.reset((0, 1))
-        if name == "none" or seen & FAILURES:
-            break
-    return seen
+def test_every_mutant_is_seen_to_fail_and_the_real_paths_are_not() -> None:
+    check_trials((*REAL, *MUTANTS, *REAL), **SIZES)
 
 
-def run_mutants(comm: GroupFreeComm, directory: str) -> list[set[str]]:
-    trials = (*REAL, *MUTANTS, *REAL)
-    return [run_mutant(comm, FilePath(directory), trial, *which) for trial, which in enumerate(trials)]
-
-
-def test_every_mutant_is_seen_to_fail_and_the_real_paths_are_not(tmp_path: FilePath) -> None:
-    with open_world(2, **SIZES) as world:
-        world.start_all(run_mutants, str(tmp_path), heap_class=InterpretedHeap, comm_timeout_s=2.0)
-        outcomes, same = (world.result(rank, timeout_s=250) for rank in (0, 1))
-    assert outcomes == same
-    real = len(REAL)
-    assert outcomes[:real] == outcomes[-real:] == [{"ok"}] * real, outcomes
-    for (name, program, path), seen in zip(MUTANTS, outcomes[real:-real], strict=True):
-        assert seen & FAILURES, (name, program.__name__, path, seen)
-
-
-def alone_then_together(comm: GroupFreeComm, directory: str) -> list[tuple[str, str]]:
+def alone_then_together(comm: GroupFreeComm) -> list[tuple[str, str]]:
     """Rank 0 begins without rank 1, fails, and both go on after a reset: by every path."""
-    from gfdit.kernels.edges import LANE_TIMEOUT_NS
-
+    handover = comm._heap.handover
     outcomes = []
-    for trial, (_, program, path) in enumerate(REAL):
-        timeout_ns = comm._transport._state.constants[LANE_TIMEOUT_NS.value :]
-        first, patient_ns = "absent", int(timeout_ns[0])
+    for program, path in PROGRAMS:
+        force(comm, path)
+        first = "absent"
         if comm.rank == 0:
-            timeout_ns[0] = 200_000_000
-            first = program(comm, path)
-            timeout_ns[0] = patient_ns
-        tell(FilePath(directory) / str(trial), comm.rank, first)
+            set_timeout(comm, 0.2)  # rank 1 does not come, however long it is
+            try:
+                first = program(comm, path)
+            except CommError as error:
+                first = type(error).__name__
+            set_timeout(comm, PATIENCE_S)
+        handover.meet()
         comm.reset((0, 1))
         outcomes.append((first, program(comm, path)))
     return outcomes
 
 
-def test_a_missing_peer_is_a_timeout_which_a_reset_mends(tmp_path: FilePath) -> None:
+def test_a_missing_peer_is_a_timeout_which_a_reset_mends() -> None:
     with open_world(2, **SIZES) as world:
-        world.start_all(alone_then_together, str(tmp_path), heap_class=InterpretedHeap, comm_timeout_s=60.0)
-        first, second = (world.result(rank, timeout_s=250) for rank in (0, 1))
-    assert first == [("CommTimeout", "ok")] * len(REAL)
-    assert second == [("absent", "ok")] * len(REAL)
+        world.start_all(alone_then_together, heap_class=HandoverHeap)
+        first, second = world.results()
+    assert first == [("CommTimeout", "ok")] * len(PROGRAMS)
+    assert second == [("absent", "ok")] * len(PROGRAMS)

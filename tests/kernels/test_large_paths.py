@@ -111,8 +111,8 @@ def every_ordered_subset(comm: GroupFreeComm, num_programs: int, packed: bool) -
 def test_every_ordered_subset_of_four_ranks(num_programs: int, packed: bool) -> None:
     with open_world(4, **SIZES) as world:
         arguments = (num_programs, packed)
-        world.start_all(every_ordered_subset, *arguments, heap_class=InterpretedHeap, comm_timeout_s=60.0)
-        results = [world.result(rank, timeout_s=300) for rank in range(4)]
+        world.start_all(every_ordered_subset, *arguments, heap_class=InterpretedHeap)
+        results = [world.result(rank, timeout_s=600) for rank in range(4)]
     # Every rank is in 49 of the 64 ordered subsets. One operation by each path, two by multicast.
     assert not packed or results == [49 * (len(PATHS) + 1)] * 4, results
     assert all(isinstance(count, int) and count > 0 for count in results), results
@@ -148,8 +148,8 @@ def random_groups(comm: GroupFreeComm, num_groups: int) -> int:
 
 def test_random_subsets_of_eight_ranks_on_two_lanes() -> None:
     with open_world(8, **SIZES) as world:
-        world.start_all(random_groups, 40, heap_class=InterpretedHeap, comm_timeout_s=60.0)
-        results = [world.result(rank, timeout_s=300) for rank in range(8)]
+        world.start_all(random_groups, 40, heap_class=InterpretedHeap)
+        results = [world.result(rank, timeout_s=600) for rank in range(8)]
     assert all(isinstance(count, int) and count > 0 for count in results), results
 
 
@@ -177,8 +177,8 @@ def large_messages(comm: GroupFreeComm) -> int:
 def test_sizes_from_a_byte_to_eight_megabytes() -> None:
     sizes = {"slot_bytes": 1 << 18, "export_bytes": 1 << 20, "multicast_bytes": 1 << 19, "scratch_bytes": 48 << 20}
     with open_world(2, **sizes) as world:
-        world.start_all(large_messages, heap_class=InterpretedHeap, comm_timeout_s=60.0)
-        assert [world.result(rank, timeout_s=300) for rank in range(2)] == [5 * len(PATHS)] * 2
+        world.start_all(large_messages, heap_class=InterpretedHeap)
+        assert [world.result(rank, timeout_s=600) for rank in range(2)] == [5 * len(PATHS)] * 2
 
 
 def chosen_paths(comm: GroupFreeComm) -> list[str]:
@@ -218,7 +218,7 @@ def chosen_paths(comm: GroupFreeComm) -> list[str]:
 
 def test_heap_tensors_are_not_staged() -> None:
     with open_world(2, slot_bytes=4096, scratch_bytes=1 << 20) as world:
-        world.start_all(chosen_paths, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        world.start_all(chosen_paths, heap_class=InterpretedHeap)
         first, second = world.results()
     assert first == second and first[:5] == ["push", "direct_pull", "direct_push", "direct_pull", "direct_pull"]
 
@@ -254,8 +254,8 @@ def different_paths(comm: GroupFreeComm) -> str:
 
 def test_copying_may_differ_between_members_but_not_the_protocol() -> None:
     with open_world(2, **SIZES) as world:
-        world.start_all(misaligned_on_one_rank, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        world.start_all(misaligned_on_one_rank, heap_class=InterpretedHeap)
         assert world.results() == [(True, True), (True, False)]
     with open_world(2, **SIZES) as world:
-        world.start_all(different_paths, heap_class=InterpretedHeap, comm_timeout_s=2.0)
-        assert set(world.results()) <= {"CommMismatch", "CommTimeout"}
+        world.start_all(different_paths, heap_class=InterpretedHeap)
+        assert world.results() == ["CommMismatch", "CommMismatch"]

@@ -1,7 +1,7 @@
 """A rank that is killed or frozen in the middle of every kind of collective by kernels, all at once: a lane each.
 
-Kernels are interpreted, so a wait looks at the clock between polls that take milliseconds. What the slowest of
-these intervals was is measured, and added to what a survivor may take.
+As in ``tests.comm.test_lost_ranks`` the survivors' waits see a time of their own, which stands still until the
+rank is lost and nothing can come any more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,16 @@ import pytest
 import torch
 
 from gfdit.comm import CommError, CommTimeout, GroupFreeComm
-from tests.comm.test_failures import gather_ranks
-from tests.comm.test_lost_ranks import LateWakeUps, on_lanes
-from tests.comm.worlds import open_world, wait_until
-from tests.kernels.test_containment import meet, set_timeout
+from tests.comm.handover import Handover
+from tests.comm.test_failures import expect, gather_ranks
+from tests.comm.test_lost_ranks import on_lanes
+from tests.comm.worlds import PATIENCE_S, open_world, set_timeout, wait_until
+from tests.kernels.test_containment import meet
 from tests.kernels.worlds import InterpretedHeap
 
 TIMEOUT_S, MARGIN_S = 1.0, 0.1
+# How much of their own time the survivors' waits let pass between two looks: far more than a wait on a GPU does.
+LOOK_S = 0.05
 SURVIVORS, VICTIM = (0, 1), 2
 GROUP = (0, VICTIM, 1)
 SLOT_BYTES = LOW_LATENCY_BYTES = 1024
@@ -64,15 +66,12 @@ def repeat(comm: GroupFreeComm) -> None:
 
 
 def warm_up(comm: GroupFreeComm) -> None:
-    """Every operation once: the first launch of a kernel takes longer than the timeout."""
-    for name in (*LANES, UNRELATED):
-        set_timeout(comm.lane(name), 60.0)
-        if name != UNRELATED:
-            if name not in ("send", "recv") or comm.rank in (0, VICTIM):
-                attempt(comm.lane(name))
-        elif comm.rank in SURVIVORS:
-            unrelated(comm.lane(name), torch.zeros(1))
-        set_timeout(comm.lane(name), TIMEOUT_S)
+    """Every operation once, for the interpreter prepares functions at their first call: not in several threads."""
+    for name in LANES:
+        if name not in ("send", "recv") or comm.rank in (0, VICTIM):
+            attempt(comm.lane(name))
+    if comm.rank in SURVIVORS:
+        unrelated(comm.lane(UNRELATED), torch.zeros(1))
 
 
 def unrelated(comm: GroupFreeComm, flag: torch.Tensor) -> None:
@@ -107,92 +106,99 @@ def doomed(comm: GroupFreeComm, number: int, last_words: str) -> None:
     warm_up(comm)
     num_stuck = stop_before_a_store()
     on_lanes(comm, LANES, repeat)
-    assert wait_until(lambda: num_stuck() == len(LANES), 60), num_stuck()
-    Path(f"{last_words}.new").write_text(str(time.monotonic()))
-    Path(f"{last_words}.new").rename(last_words)
+    assert wait_until(lambda: num_stuck() == len(LANES)), num_stuck()
+    Path(last_words).touch()
     os.kill(os.getpid(), number)
 
 
-class Looks:
-    """When waiting threads looked at the clock: the longest time that passed between two of a wait's looks."""
+class OwnTime:
+    """The time of each lane, in place of the clock that its kernels read."""
 
-    longest_s = 0.0
-
-    def __init__(self) -> None:
+    def __init__(self, last_words: str) -> None:
         import triton.language as tl
 
         from gfdit.kernels import edges, low_latency
 
-        self._last = threading.local()
-        self._look_around, self._conclude = edges.look_around, edges.conclude
+        self._last_words = last_words
+        self._clock_index = edges.LANE_CLOCK.value
+        self._look_around = edges.look_around
+        self._thread = threading.local()
         for module in (edges, low_latency):
-            module.LOOK_AROUND = tl.constexpr(4)  # the product's figure is for polls of a microsecond
-            module.look_around, module.conclude = self._looked, self._concluded
+            module.look_around = self._look
+        edges.LOOK_AROUND = low_latency._LOOK_AROUND = tl.constexpr(1)
 
-    def _looked(self, *args: Any) -> Any:
-        now_s = time.monotonic()
-        last_s = getattr(self._last, "time_s", None)
-        if last_s is not None:
-            self.longest_s = max(self.longest_s, now_s - last_s)
-        self._last.time_s = now_s
-        return self._look_around(*args)
+    def begin(self, lane: GroupFreeComm, handover: Handover | None) -> None:
+        """For this thread, the only one of ``lane``. ``handover``: with another survivor that takes part."""
+        self._thread.handover = handover
+        self._thread.now_ns = torch.ones(1, dtype=torch.int64)
+        transport: Any = lane._transport
+        transport._state.constants[self._clock_index] = self._thread.now_ns.data_ptr()
 
-    def _concluded(self, *args: Any) -> Any:
-        self._last.time_s = None
-        return self._conclude(*args)
+    def now_s(self) -> float:
+        return int(self._thread.now_ns) / 1e9
+
+    def _look(self, lane: Any, clock: Any, deadline: Any, *args: Any) -> Any:
+        """Time passes when the victim is lost and the other survivor, if it takes part, waits as hopelessly."""
+        if hasattr(self._thread, "now_ns") and os.path.exists(self._last_words):
+            handover = self._thread.handover
+            # A deadline is made once for each wait.
+            if handover is None or handover.look(deadline):
+                self._thread.now_ns += int(LOOK_S * 1e9)
+        return self._look_around(lane, clock, deadline, *args)
 
 
-def survivor(comm: GroupFreeComm) -> tuple[dict[str, tuple[float, float, CommError]], float, int]:
-    """By lane: when the operation that failed began, when it raised, and what. Then by how much it may be late.
+def survivor(comm: GroupFreeComm, last_words: str) -> tuple[dict[str, tuple[float, CommError]], int]:
+    """By lane: how long the operation that failed took, and what it raised.
 
-    Last, how many rounds an unrelated group finished until all lanes of both survivors had failed.
+    Then how many rounds an unrelated group finished, at least until all lanes of both survivors had failed.
     """
     warm_up(comm)
-    failures: dict[str, tuple[float, float, CommError]] = {}
-    late, looks = LateWakeUps(daemon=True), Looks()
-    late.start()
+    failures: dict[str, tuple[float, CommError]] = {}
+    own_time = OwnTime(last_words)
+    heap: Any = comm._heap
+    (other,) = set(SURVIVORS) - {comm.rank}
+    names = LANES if comm.rank == 0 else COLLECTIVES
+    handovers = {name: Handover(heap, other) for name in COLLECTIVES}
 
     def until_error(lane: GroupFreeComm) -> None:
-        begin_s = time.monotonic()
+        own_time.begin(lane, handovers.get(lane.lane_name))
         try:
             while True:
-                begin_s = time.monotonic()
+                begin_s = own_time.now_s()
                 attempt(lane)
         except CommError as error:
-            failures[lane.lane_name] = (begin_s, time.monotonic(), error)
+            failures[lane.lane_name] = (own_time.now_s() - begin_s, error)
 
-    names = LANES if comm.rank == 0 else COLLECTIVES
-    num_done, num_rounds = torch.zeros(1), 0
+    for name in names:
+        set_timeout(comm.lane(name), TIMEOUT_S)
     on_lanes(comm, names, until_error)
+    num_done, num_rounds = torch.zeros(1), 0
     while num_done.item() < len(SURVIVORS):
-        num_done.fill_(len(failures) == len(names))
-        unrelated(comm.lane(UNRELATED), num_done)
         num_rounds += 1
-    return failures, late.total_s + looks.longest_s, num_rounds
+        num_done.fill_(len(failures) == len(names) and num_rounds > 2)
+        unrelated(comm.lane(UNRELATED), num_done)
+    return failures, num_rounds
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signals")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_survivors_raise_in_time_in_every_collective(name: str, tmp_path: Path) -> None:
-    last_words = tmp_path / "stuck"
-    lanes = (*LANES, UNRELATED)
-    with open_world(3, lanes=lanes, slot_bytes=SLOT_BYTES, low_latency_bytes=LOW_LATENCY_BYTES) as world:
-        options: dict[str, Any] = {"heap_class": InterpretedHeap, "comm_timeout_s": TIMEOUT_S}
+    last_words = str(tmp_path / "stuck")
+    sizes = {"slot_bytes": SLOT_BYTES, "low_latency_bytes": LOW_LATENCY_BYTES, "scratch_bytes": 4096}
+    with open_world(3, lanes=(*LANES, UNRELATED), **sizes) as world:
         for rank in SURVIVORS:
-            world.start(rank, survivor, **options)
-        world.start(VICTIM, doomed, getattr(signal, name), str(last_words), **options)
+            world.start(rank, survivor, last_words, heap_class=InterpretedHeap)
+        world.start(VICTIM, doomed, getattr(signal, name), last_words, heap_class=InterpretedHeap)
         world.begin(*range(3))
-        by_rank = {rank: world.result(rank, 120) for rank in SURVIVORS}
+        by_rank = {rank: world.result(rank) for rank in SURVIVORS}
         assert not any(isinstance(result, Exception) for result in by_rank.values()), by_rank
-        lost_s = float(last_words.read_text())
-        for rank, (failures, extra_s, num_rounds) in by_rank.items():
+        for rank, (failures, num_rounds) in by_rank.items():
             assert num_rounds > 2
-            for lane, (begin_s, raised_s, error) in failures.items():
-                context = (rank, lane, raised_s - lost_s, extra_s, error)
-                assert type(error) is CommTimeout and error.lane == lane, context
-                assert raised_s - max(begin_s, lost_s) < TIMEOUT_S + MARGIN_S + extra_s, context
+            for lane, (took_s, error) in failures.items():
+                assert type(error) is CommTimeout and error.lane == lane, (rank, lane, error)
+                assert TIMEOUT_S < took_s < TIMEOUT_S + MARGIN_S, (rank, lane, took_s, error)
         for lane in LANES:
-            edges = {failures[lane][2].edge for failures, _, _ in by_rank.values() if lane in failures}
+            edges = {failures[lane][1].edge for failures, _ in by_rank.values() if lane in failures}
             assert edges & {(VICTIM, rank) for rank in by_rank}, (lane, edges)
 
 
@@ -208,15 +214,11 @@ def all_kinds(comm: GroupFreeComm, ranks: tuple[int, ...]) -> None:
 def killed(comm: GroupFreeComm, directory: str) -> object:
     """The victim kills itself; the others recover between themselves, then with the rank that replaces it."""
     all_kinds(comm, GROUP)
-    set_timeout(comm, TIMEOUT_S)
-    try:
-        for _ in range(100):
-            all_kinds(comm, GROUP)
-            if comm.rank == VICTIM:
-                os.kill(os.getpid(), signal.SIGKILL)
-    except CommError as caught:
-        error = caught
-    set_timeout(comm, 60.0)
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    set_timeout(comm, 0.5)  # it does not come again
+    error, _ = expect(CommTimeout, lambda: all_kinds(comm, GROUP))
+    set_timeout(comm, PATIENCE_S)
     meet(Path(directory), "quiet", comm.rank, len(SURVIVORS))
     comm.reset(SURVIVORS)
     all_kinds(comm, SURVIVORS)
@@ -234,10 +236,11 @@ def rejoin(comm: GroupFreeComm) -> str:
 
 def test_a_killed_rank_can_be_replaced(tmp_path: Path) -> None:
     with open_world(3, slot_bytes=SLOT_BYTES, low_latency_bytes=LOW_LATENCY_BYTES) as world:
-        options: dict[str, Any] = {"heap_class": InterpretedHeap, "comm_timeout_s": 60.0}
-        world.start_all(killed, str(tmp_path), **options)
+        world.start_all(killed, str(tmp_path), heap_class=InterpretedHeap)
         assert world.result(VICTIM) is None
-        world.start(VICTIM, rejoin, **options)
+        # Not while somebody still waits for the one that it replaces.
+        assert wait_until(lambda: len(list(tmp_path.glob("quiet-*"))) == len(SURVIVORS))
+        world.start(VICTIM, rejoin, heap_class=InterpretedHeap)
         world.begin(VICTIM)
         errors = [world.result(rank) for rank in SURVIVORS]
         assert all(isinstance(error, CommTimeout) for error in errors), errors

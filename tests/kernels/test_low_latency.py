@@ -177,7 +177,7 @@ def run_all(comm: GroupFreeComm) -> dict[str, tuple[int, Counter]]:
 def results() -> list[dict[str, tuple[int, Counter]]]:
     """By rank; all programs one after another in one world, so that each starts with what the last one left."""
     with open_world(4, slot_bytes=SLOT_BYTES, low_latency_bytes=LOW_LATENCY_BYTES) as world:
-        world.start_all(run_all, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        world.start_all(run_all, heap_class=InterpretedHeap)
         results = [world.result(rank, timeout_s=280) for rank in range(4)]
     for rank, result in enumerate(results):
         assert isinstance(result, dict), f"rank {rank}: {result!r}"
@@ -212,6 +212,6 @@ def random_subsets(comm: GroupFreeComm) -> int:
 
 def test_random_subsets_of_eight_ranks() -> None:
     with open_world(8, slot_bytes=SLOT_BYTES, low_latency_bytes=LOW_LATENCY_BYTES // 8) as world:
-        world.start_all(random_subsets, heap_class=InterpretedHeap, comm_timeout_s=60.0)
+        world.start_all(random_subsets, heap_class=InterpretedHeap)
         results = [world.result(rank, timeout_s=280) for rank in range(8)]
     assert all(isinstance(taken, int) and taken > 5 for taken in results), results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -69,6 +70,22 @@ def through_a_table(comm: GroupFreeComm) -> None:
     assert comm._transport._tables, "no table was written"
 
 
+def through_many_tables(comm: GroupFreeComm) -> list[int]:
+    """How many are kept after each of some groups, of which the first comes again and again."""
+    from gfdit.comm import kernel_transport
+
+    kernel_transport.MAX_PACKED = 1
+    kernel_transport.MAX_TABLES = 4
+    tables, groups, kept, of_first = comm._transport._tables, list(permutations(range(3))), [], []
+    for key in (0, 1, 2, 0, 3, 4, 0, 5, 1, 0):
+        transfer(comm, groups[key], 16, 0, key)
+        kept.append(len(tables))
+        if key == 0:
+            of_first.append(next(reversed(tables.values())))
+    assert all(table is of_first[0] for table in of_first), "a table in use was dropped"
+    return kept
+
+
 def large(comm: GroupFreeComm) -> None:
     always(comm, Choice(Path.PUSH, 2**19, num_programs=2))
     transfer(comm, (0, 2, 1), 8 * 2**20 - 3, 0, 1)
@@ -80,6 +97,10 @@ def test_every_size_alignment_and_number_of_programs() -> None:
 
 def test_a_table_instead_of_packed_ranks() -> None:
     assert run_all(3, through_a_table, slot_bytes=SLOT_BYTES) == [None] * 3
+
+
+def test_the_last_tables_used_are_kept_and_no_more() -> None:
+    assert run_all(3, through_many_tables, slot_bytes=SLOT_BYTES) == [[1, 2, 3, 3, 4, 4, 4, 4, 4, 4]] * 3
 
 
 def test_eight_megabytes() -> None:

@@ -106,7 +106,7 @@ def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
 
 
 def _write_and_hang(path: str) -> None:
-    writer = TimelineWriter(path, 3)
+    writer = TimelineWriter(path, 3, serving=True)
     write_steps(writer, 5)
     time.sleep(600)
 
@@ -116,8 +116,8 @@ def test_a_killed_process_loses_about_a_second(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     process = multiprocessing.get_context("spawn").Process(target=_write_and_hang, args=(str(path),), daemon=True)
     process.start()
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s and not (path.exists() and "denoise" in path.read_text()):
+    deadline_s = time.monotonic() + 300
+    while time.monotonic() < deadline_s and not (path.exists() and path.read_text().count("batch") == 10):
         time.sleep(0.05)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -127,9 +127,63 @@ def test_a_killed_process_loses_about_a_second(tmp_path: Path) -> None:
         json.loads(path.read_text())
 
 
+def test_a_server_goes_on_in_another_file_and_keeps_two(tmp_path: Path) -> None:
+    path, max_bytes = tmp_path / "t.json", 3000
+    path.write_text("of the server before")
+    num_steps = 40
+    with TimelineWriter(path, 3, serving=True, max_bytes=max_bytes) as writer:
+        for step in range(num_steps):
+            writer.record(2, f"a/{step}", "a", "denoise", step, ExecutionLayout((2,)), 50 + step, 50.5 + step)
+            writer.record_migration(1, f"a/{step}", "a", (2, 1), 50.6 + step, 50.7 + step)
+    paths = [path.with_name("t.json.2"), path.with_name("t.json.1"), path]
+    assert sorted(tmp_path.iterdir()) == sorted(paths), "the oldest go"
+    spans = []
+    for each in paths:
+        assert each.stat().st_size <= max_bytes
+        events = json.loads(each.read_text())
+        tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert tracks == {0: "rank 0", 1: "rank 1", 2: "rank 2", 4: "rank 1 migration"}
+        spans += read_timeline(each)
+    assert len(read_timeline(paths[1])) > 4
+    # Without a gap, and on one clock.
+    starts_s = [moment for step in range(num_steps) for moment in (step, step + 0.6)]
+    assert [span.start_s for span in spans] == pytest.approx(starts_s[-len(spans) :])
+
+
+def test_no_file_of_a_server_is_larger_than_it_may_be(tmp_path: Path) -> None:
+    """At every limit, so that there is one at which just the end of the file does not fit."""
+    fullest = 0
+    for max_bytes in range(1500, 1850, 2):
+        with TimelineWriter(tmp_path / "t.json", 1, serving=True, max_bytes=max_bytes) as writer:
+            for step in range(20):
+                writer.record(0, f"a/{step}", "a", "denoise", step, ExecutionLayout((0,)), step, step + 0.5)
+        sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+        assert len(sizes) == 3 and max(sizes) <= max_bytes
+        fullest = max(fullest, max(sizes) - max_bytes)
+    assert fullest >= -1
+
+
+def test_what_was_there_before_a_server_is_kept_and_what_a_tool_wrote_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for serving in (False, False, True):
+        with TimelineWriter(path, 3, serving=serving) as writer:
+            write_steps(writer, 1)
+    assert sorted(tmp_path.iterdir()) == [path, path.with_name("t.json.1")]
+    assert read_timeline(path) == read_timeline(path.with_name("t.json.1")) != []
+
+
+def test_a_full_disk_is_a_tools_error_and_no_concern_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OSError, match="No space left on device"):
+        TimelineWriter("/dev/full", 3)
+    assert not caplog.messages
+    with TimelineWriter("/dev/full", 3, serving=True) as writer:
+        write_steps(writer, 2)
+    assert caplog.messages == ["timeline /dev/full ends here: No space left on device; serving goes on"]
+
+
 def test_recording_is_cheap(tmp_path: Path) -> None:
     """The control loop records every task: queueing one costs it a few microseconds, encoding is not its work."""
-    with TimelineWriter(tmp_path / "t.json", 3) as writer:
+    with TimelineWriter(tmp_path / "t.json", 3, serving=True) as writer:
         costs_s = []
         for _ in range(5):
             started_s = time.thread_time()

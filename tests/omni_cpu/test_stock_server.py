@@ -10,11 +10,9 @@ import pytest
 from gfdit.cli.main import main
 from gfdit.omni.plugin import find_accelerator
 from tests.support.server import ServerError, ServerProcess, free_port, generate_image, start_server
+from tests.support.waiting import HANG_S
 
-pytestmark = [
-    pytest.mark.skipif(find_accelerator() is not None, reason="serves on the CPU platform"),
-    pytest.mark.timeout(400),
-]
+pytestmark = pytest.mark.skipif(find_accelerator() is not None, reason="serves on the CPU platform")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,10 @@ def test_stock_engine_serves_an_image(server: ServerProcess) -> None:
 
 @pytest.mark.thorough
 def test_metrics_count_the_requests(server: ServerProcess) -> None:
-    assert "vllm_omni:requests_success" in httpx.get(f"{server.base_url}/metrics", trust_env=False).text
+    assert (
+        "vllm_omni:requests_success"
+        in httpx.get(f"{server.base_url}/metrics", timeout=HANG_S, trust_env=False).text
+    )
 
 
 @pytest.mark.thorough

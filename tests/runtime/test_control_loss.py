@@ -27,7 +27,7 @@ class Lossy:
 
     def __init__(self, folder: Path) -> None:
         self.recording = folder / "recording.jsonl"
-        self.runtime = Runtime(control_timeout_s=1.0, max_control_restarts=1, record_path=str(self.recording))
+        self.runtime = Runtime(control_timeout_s=3.0, record_path=str(self.recording))
         self.runtime.wait_ready()
         self.pids = self.runtime.values("pid")
 
@@ -75,6 +75,13 @@ def test_what_was_made_is_not_made_again(lossy: Lossy) -> None:
     assert isinstance(entries[0], TimedEvent) and isinstance(entries[0].event, ev.Reconnected)
     first = next(entry for entry in entries if isinstance(entry, cmd.RunTask))
     assert first.tasks[0].step_index > 5, first
+
+
+def test_a_call_that_nobody_will_answer_is_answered(lossy: Lossy) -> None:
+    os.kill(lossy.runtime.client.pid, signal.SIGSTOP)
+    replies = lossy.runtime.call("pid").replies
+    assert {ok for ok, _ in replies} == {False} and b"may be made again" in replies[0][1]
+    assert lossy.runtime.values("pid") == lossy.pids
 
 
 def test_again_and_again_at_random_moments(lossy: Lossy) -> None:

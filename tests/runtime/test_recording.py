@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +93,44 @@ def test_command(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "junk").write_bytes(header + b'\n{"now_s":1.0,"event":"Nonsense","data":{}}\n')
     assert main([str(tmp_path / "junk")]) == 2
     assert "line 2: not an event" in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_end_serving(capfd: pytest.CaptureFixture[str]) -> None:
+    runtime = Runtime(policy="fcfs", record_path="/dev/full", timeline_path="/dev/full")
+    serve_two(runtime)
+    said = capfd.readouterr().err
+    for name in ("recording", "timeline"):
+        assert said.count(f"{name} /dev/full ends here: No space left on device; serving goes on") == 1
+
+
+def test_a_disk_that_stops_answering_holds_up_nothing_but_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe that nobody reads takes so much and then nothing any more."""
+    for name in ("recording", "timeline"):
+        os.mkfifo(tmp_path / name)
+    pipes = [os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK) for name in ("recording", "timeline")]
+    for pipe in pipes:
+        fill(pipe)
+    recording, timeline = str(tmp_path / "recording"), str(tmp_path / "timeline")
+    serve_two(Runtime(policy="fcfs", record_path=recording, timeline_path=timeline))
+    said = capfd.readouterr().err
+    for name in ("recording", "timeline"):
+        assert f"{name} {tmp_path / name}: the disk does not answer, the end of it is lost" in said
+    for pipe in pipes:
+        os.close(pipe)
+
+
+def fill(pipe: int) -> None:
+    with suppress(BlockingIOError):
+        while True:
+            os.write(pipe, bytes(1 << 16))
+
+
+def serve_two(runtime: Runtime) -> None:
+    runtime.wait_ready()
+    runtime.submit("a", "", num_steps=20)
+    runtime.submit("b", "", num_steps=20)
+    ended = runtime.until_ended("a", "b", timeout_s=300)
+    assert [message.outcome for message in ended.values()] == ["completed"] * 2
+    runtime.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -34,6 +35,8 @@ SPECS = (ParallelSpec(1), ParallelSpec(2), ParallelSpec(3), ParallelSpec(1, 2))
 
 class Runtime:
     """A control process with three workers."""
+
+    opened: ClassVar[list[Runtime]] = []
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Runtime:
             )
         )
         self.num_calls = 0
+        self.opened.append(self)
 
     def wait_ready(self) -> None:
         self.client.wait_ready()
@@ -84,8 +88,14 @@ class Runtime:
         ended: dict[str, Ended] = {}
         self.results: dict[str, bytes] = {}
         deadline_s = time.monotonic() + timeout_s
-        while set(names) - ended.keys():
-            assert time.monotonic() < deadline_s, f"still waiting for {set(names) - ended.keys()}"
+
+        def missing() -> set[str]:
+            """Of names, and of results: they come another way."""
+            completed = {name for name, end in ended.items() if end.outcome == "completed"}
+            return (set(names) - ended.keys()) | (completed & set(names)) - self.results.keys()
+
+        while missing():
+            assert time.monotonic() < deadline_s, f"still waiting for {missing()}"
             for message in self.client.receive(0.5):
                 if isinstance(message, msg.RequestEnd):
                     assert message.request_id not in ended, "a request ends once"
@@ -109,6 +119,7 @@ class Runtime:
         """And see that nothing is left. Once more does nothing."""
         if not hasattr(self, "heap"):
             return
+        self.opened.remove(self)
         self.left.watch(self.client.pid)
         self.client.close()
         self.heap.unlink()
@@ -118,7 +129,7 @@ class Runtime:
 
 def assert_nothing_held(runtime: Runtime) -> None:
     """Frees go by the migration lane, behind the answer: allow them a moment."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while any(runtime.values("held")) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert runtime.values("held") == [[], [], []]
@@ -172,23 +183,21 @@ def test_a_failed_task_fails_its_request(runtime: Runtime, payload: str, status_
     assert ended["good"].outcome == "completed"
 
 
-def test_an_artifact_that_cannot_be_sent_fails_its_request_only(runtime: Runtime) -> None:
+def test_a_request_whose_artifact_cannot_be_sent_goes_on_where_it_is(runtime: Runtime) -> None:
     runtime.submit("unsendable", "encode@0 prepare@1")
     runtime.submit("good", "encode@0 prepare@1 sp2@1,2")
     ended = runtime.until_ended("unsendable", "good")
-    assert ended["unsendable"].outcome == "failed" and "cannot pickle this" in ended["unsendable"].error
-    assert ended["good"].outcome == "completed"
+    assert {end.outcome for end in ended.values()} == {"completed"}
 
 
 def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:
-    runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=200)
-    runtime.submit("late", "sp3@0,1,2")
-    time.sleep(0.3)
+    """Otherwise it would run for an hour."""
+    runtime.submit("long", "sp2@0,1 sp2@1,2", payload="0.05", num_steps=10_000)
+    runtime.submit("second", "sp3@0,1,2")
+    runtime.until_running()
     runtime.client.send(ev.RequestCancelled("long"))
-    started_s = time.monotonic()
-    ended = runtime.until_ended("long", "late")
-    assert time.monotonic() - started_s < 1
-    assert (ended["long"].outcome, ended["late"].outcome) == ("cancelled", "completed")
+    ended = runtime.until_ended("long", "second")
+    assert (ended["long"].outcome, ended["second"].outcome) == ("cancelled", "completed")
     assert_nothing_held(runtime)
 
 
@@ -232,9 +241,12 @@ def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_pa
     runtime.wait_ready()
     runtime.submit("poison", "encode@1", "die")
     runtime.submit("good", "sp2@0,2 sp3@0,1,2 sp2@1,2", payload="0.01", num_steps=40)
-    ended = runtime.until_ended("poison", "good", timeout_s=60)
+    ended = runtime.until_ended("poison", "good")
     assert (ended["poison"].outcome, ended["poison"].status_code) == ("failed", 503)
-    assert "rank 1 was lost: its worker ended with exit code 7 (after 2 retries" in ended["poison"].error
+    # On whichever rank its turn came last: it is not tried on one that is away.
+    assert re.search(
+        r"rank \d was lost: its worker ended with exit code 7 \(after 2 retries", ended["poison"].error
+    )
     assert ended["good"].outcome == "completed"
     assert_nothing_held(runtime)
     runtime.close()
@@ -251,7 +263,7 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
         runtime.submit(name, script, payload="0.02", num_steps=30)
     time.sleep(0.3)
     os.kill(int(str(pids[1])), number)
-    ended = runtime.until_ended(*scripts, timeout_s=60)
+    ended = runtime.until_ended(*scripts)
     assert {message.outcome for message in ended.values()} == {"completed"}
     assert runtime.results.keys() == scripts.keys()
     assert_nothing_held(runtime)
@@ -268,7 +280,7 @@ def test_a_rank_that_is_stuck_in_a_task_is_replaced(tmp_path: Path) -> None:
     pids = runtime.values("pid")
     runtime.submit("stuck-5-1", "encode@0 prepare@0 sp2@0,1 decode@0", payload="0.01", num_steps=8)
     runtime.submit("good", "encode@2 prepare@2 sp1@2 decode@2", payload="0.05", num_steps=100)
-    ended = runtime.until_ended("stuck-5-1", "good", timeout_s=60)
+    ended = runtime.until_ended("stuck-5-1", "good")
     assert (tmp_path / "stuck-5-1").exists(), "it was stuck"
     assert {message.outcome for message in ended.values()} == {"completed"}
     assert_nothing_held(runtime)
@@ -311,22 +323,71 @@ def test_workers_end_when_no_control_process_takes_the_place_of_one_that_is_kill
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_policy_that_never_answers_does_not_stop_the_server(tmp_path: Path) -> None:
+HANGS = {
+    "in a loop": "while True: pass",
+    "and catches errors": """
+            while True:
+                try:
+                    sum(range(1000))
+                except Exception:
+                    pass""",
+    "and catches whatever comes": """
+            while True:
+                try:
+                    sum(range(1000))
+                except BaseException:
+                    pass""",
+    "outside of Python": "import re; re.match('(a+)+b', 'a' * 60)",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_policy_that_never_answers_fails_no_request(tmp_path: Path, how: str) -> None:
     (tmp_path / "stuck.py").write_text(
         "from gfdit.policies.layout_script import LayoutScript\n"
         "class Stuck(LayoutScript):\n"
         "    def schedule(self, view):\n"
-        "        while view.ready[0].request_id == 'poison':\n"
-        "            pass\n"
+        "        if view.ready[0].request_id == 'poison':\n"
+        f"            {HANGS[how]}\n"
         "        return super().schedule(view)\n"
     )
-    runtime = Runtime(policy=f"{tmp_path / 'stuck.py'}:Stuck")
+    runtime = Runtime(policy=f"{tmp_path / 'stuck.py'}:Stuck", control_timeout_s=2.0)
     runtime.wait_ready()
-    runtime.submit("poison", "sp1@0")
-    runtime.submit("good", "sp1@0")
+    runtime.submit("poison", "sp1@0", num_steps=1)
+    runtime.submit("good", "sp1@0", num_steps=1)
     ended = runtime.until_ended("poison", "good")
-    assert ended["poison"].outcome == "failed" and "no decision within 0.3 s" in ended["poison"].error
-    assert ended["good"].outcome == "completed"
+    assert {end.outcome for end in ended.values()} == {"completed"}
+    runtime.close()
+
+
+def test_a_rank_that_fails_everything_is_replaced_and_no_request_fails() -> None:
+    runtime = Runtime(policy="fcfs")
+    runtime.wait_ready()
+    pids = runtime.values("pid")
+    runtime.call("become_faulty")
+    names = [f"r{index}" for index in range(12)]
+    for name in names:
+        runtime.submit(name, "")
+    ended = runtime.until_ended(*names)
+    assert {end.outcome for end in ended.values()} == {"completed"}
+    while not all(ok for ok, _ in runtime.call("pid").replies):
+        time.sleep(0.1)
+    now = runtime.values("pid")
+    assert (now[0], now[2]) == (pids[0], pids[2]) and now[1] != pids[1]
+    assert_nothing_held(runtime)
+    runtime.close()
+
+
+def test_a_request_that_nobody_begins_is_turned_away() -> None:
+    runtime = Runtime(policy="fcfs", max_queue_s=0.5)
+    runtime.wait_ready()
+    for index in range(3):
+        runtime.submit(f"long{index}", "", payload="0.1", num_steps=20)
+    runtime.until_running()
+    runtime.submit("late", "")
+    (end,) = runtime.until_ended("late").values()
+    assert (end.outcome, end.status_code) == ("failed", 503) and "no rank was free for it for 0.5 s" in end.error
+    assert runtime.until_ended("long0", "long1", "long2")
     runtime.close()
 
 

@@ -117,15 +117,32 @@ def test_time_counts_from_the_last_sign_of_progress() -> None:
     assert watched.overdue_after(1).keys() == {0}
 
 
-def test_calls_may_take_as_long_as_they_like() -> None:
+def test_a_call_may_take_as_long_as_a_start() -> None:
     watched = Watched()
     watched.do(ALONE)
-    watched.limits.called(0)
-    watched.send(ALONE)
-    assert watched.overdue_after(1000) == {}
-    watched.limits.answered(0)
+    watched.limits.called(0, 1, "load_lora")
+    watched.send(ALONE)  # behind it
+    assert watched.overdue_after(START_TIMEOUT_S) == {}
+    watched.limits.answered(0, 1)
     assert watched.overdue_after(TASK_TIMEOUT_S) == {}
     assert watched.overdue_after(1).keys() == {0}
+
+
+def test_a_call_that_never_ends_is_found() -> None:
+    watched = Watched()
+    watched.limits.called(0, 1, "load_lora")
+    assert watched.overdue_after(START_TIMEOUT_S) == {}
+    assert watched.overdue_after(1) == {0: f"stuck in the call of load_lora for {START_TIMEOUT_S + 1:.0f} s"}
+
+
+def test_a_call_behind_a_stuck_task_does_not_hide_it() -> None:
+    """Of the review: an unanswered call switched the check off."""
+    watched = Watched()
+    watched.do(ALONE)
+    watched.send(ALONE)
+    watched.limits.called(0, 1, "load_lora")
+    assert watched.overdue_after(TASK_TIMEOUT_S) == {}
+    assert watched.overdue_after(1) == {0: f"stuck in {STEP.id} for 11 s"}
 
 
 def test_who_was_stopped_himself_measures_anew() -> None:

@@ -67,6 +67,7 @@ class Faults:
     task: float = 0.0
     cancel: float = 0.0
     rank_lost: float = 0.0
+    probe: float = 0.1
     late_report: float = 0.0
 
 
@@ -101,6 +102,7 @@ class Cluster:
         self._to_arrive: list[tuple[Request, TaskGraph]] = []
         self._reports_due: list[ev.Event] = []  # of workers, not handed in yet
         self._handed_in: list[ev.Event] = []
+        self._to_restart: list[int] = []
 
     def run(self, requests: Iterable[tuple[Request, TaskGraph]], max_turns: int = 20_000) -> None:
         """Until all requests have ended; then everything must be accounted for."""
@@ -115,10 +117,8 @@ class Cluster:
             self._join(rank)
         while self._turn():
             pass
-        for request_id in sorted(self.control.state.requests):  # a policy has starved it
-            self._send(ev.RequestCancelled(request_id))
-        while self._turn():
-            pass
+        starved = sorted(self.control.state.requests)
+        assert not starved, f"nothing happens any more, and {starved} are alive"
         self._check_end(expected)
 
     def _turn(self) -> bool:
@@ -138,6 +138,8 @@ class Cluster:
             moves.append(self._hand_in)
         if self.control.wants_to_look_ahead:
             moves.append(lambda: self._send(ev.LookAhead()))
+        if self._to_restart:
+            moves.append(self._restart)
         for rank in self.workers.keys() - self.lost:
             moves.extend(self._moves_of(rank))
         if not moves and self.wake_at_s is not None:
@@ -178,6 +180,11 @@ class Cluster:
             self.reports.append(command.message)
         elif isinstance(command, cmd.WakeAt):
             self.wake_at_s = command.at_s
+        elif isinstance(command, cmd.ProbeRank):
+            error = "cannot add" if self.random.random() < self.faults.probe else ""
+            self._reports_due.append(ev.RankProbed(command.rank, error))
+        elif isinstance(command, cmd.RestartRank):
+            self._to_restart.append(command.rank)
         elif isinstance(command, TERMINAL):
             if isinstance(command, cmd.FailRequest) and not command.error.startswith("policy "):
                 assert command.request_id in self.harmed, f"{command} for no reason"
@@ -383,17 +390,26 @@ class Cluster:
         if rank in self.lost:
             self._join(rank)
         elif len(self.lost) + 1 < len(self.workers):
-            self.lost.add(rank)
-            gone = self.workers[rank]
-            copied = [copy.artifact for copy in gone.copies if isinstance(copy, cmd.Migrate)]
-            self.harmed.update(name.partition("/")[0] for name in (*gone.store, *copied))
-            for dispatch in self.control.state.dispatches.values():
-                if rank in dispatch.waiting_for:  # run perhaps, but its report counts no more
-                    self.harmed.update(task.request_id for task in dispatch.tasks)
-            self.workers[rank] = Worker(log=gone.log)
-            for worker in self.workers.values():
-                worker.out_of_step.discard(rank)
-            self._send(ev.RankLost(rank, "test"))
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        self.lost.add(rank)
+        gone = self.workers[rank]
+        copied = [copy.artifact for copy in gone.copies if isinstance(copy, cmd.Migrate)]
+        self.harmed.update(name.partition("/")[0] for name in (*gone.store, *copied))
+        for dispatch in self.control.state.dispatches.values():
+            if rank in dispatch.waiting_for:  # run perhaps, but its report counts no more
+                self.harmed.update(task.request_id for task in dispatch.tasks)
+        self.workers[rank] = Worker(log=gone.log)
+        for worker in self.workers.values():
+            worker.out_of_step.discard(rank)
+        self._send(ev.RankLost(rank, "test"))
+
+    def _restart(self) -> None:
+        rank = self._to_restart.pop(0)
+        if rank not in self.lost:
+            self._lose(rank)
+        self._join(rank)
 
     def _join(self, rank: int) -> None:
         self.lost.discard(rank)

@@ -38,7 +38,8 @@ def rows_of(layout: ExecutionLayout, rank: int, step: int) -> torch.Tensor:
 class FakeExecutor:
     """``payload`` of a request: seconds per task, or an instruction for its first task (see ``execute``).
 
-    A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it. One
+    A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it.
+    Where rank 1 takes no part it fails on another one: that is its own fault. One
     called ``stuck-3-1...`` never gets past that barrier; with a folder for its marks, only the first time.
     """
 
@@ -53,6 +54,8 @@ class FakeExecutor:
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         (task,) = tasks
+        if self.faulty:
+            raise RuntimeError("a sticky error")
         if task.request_id in payloads:
             self._obey(payloads[task.request_id].decode())
         total = torch.zeros(2)
@@ -61,11 +64,11 @@ class FakeExecutor:
             if (rows := self.artifacts[name].get("rows")) is not None:
                 step = self.artifacts[name]["step"]
                 assert torch.equal(rows, rows_of(layout, self.rank, step)), f"{name} is not what {layout} needs"
-        self._fail_if_told(task, "early")
+        self._fail_if_told(task, layout, "early")
         self._get_stuck_if_told(task)
         if len(layout.ranks) > 1:
             self.comm.barrier(self.comm.group(layout.ranks))
-        self._fail_if_told(task, "late")
+        self._fail_if_told(task, layout, "late")
         time.sleep(float(total[1]))
         for name in task.outputs:
             self.layouts[name] = layout
@@ -90,12 +93,13 @@ class FakeExecutor:
             raise ValueError("a bug")
         self.task_s = float(instruction)
 
-    def _fail_if_told(self, task: Task, when: str) -> None:
-        if self._is_told(task, when):
+    def _fail_if_told(self, task: Task, layout: ExecutionLayout, when: str) -> None:
+        told = self._told(task, when)
+        if told is not None and self.rank == (told if told in layout.ranks else layout.ranks[0]):
             raise ValueError("a bug")
 
     def _get_stuck_if_told(self, task: Task) -> None:
-        if self._is_told(task, "stuck"):
+        if self._told(task, "stuck") == self.rank:
             if self.folder:
                 mark = Path(self.folder, task.request_id)
                 if mark.exists():
@@ -104,12 +108,15 @@ class FakeExecutor:
             while True:
                 time.sleep(1.0)
 
-    def _is_told(self, task: Task, what: str) -> bool:
+    def _told(self, task: Task, what: str) -> int | None:
+        """The rank that is to do ``what`` in this task, if any is."""
         word, *numbers = task.request_id.split("-")
-        told = word == what and [task.step_index, self.rank] == [int(number) for number in numbers[:2]]
-        return told and task.kind is TaskKind.DENOISE
+        if word != what or task.kind is not TaskKind.DENOISE or task.step_index != int(numbers[0]):
+            return None
+        return int(numbers[1])
 
     task_s = 0.0
+    faulty = False
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         made = [name for task in tasks if task.kind is not TaskKind.DENOISE for name in task.outputs]
@@ -139,7 +146,8 @@ class FakeExecutor:
         )
 
     def probe(self) -> None:
-        pass
+        if self.faulty:
+            raise RuntimeError("a sticky error")
 
     def call(self, method: str, payload: bytes) -> bytes:
         args, kwargs = pickle.loads(payload)
@@ -150,6 +158,9 @@ class FakeExecutor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def become_faulty(self) -> None:
+        self.faulty = self.rank == 1
 
     def fail(self) -> None:
         raise RuntimeError("no such luck")

@@ -1,9 +1,8 @@
-"""A server that answers like an image server, in a thread: what it was asked, when, and how it is to answer."""
+"""A server that answers like an image server, in a thread: what it was asked, and how it is to answer."""
 
 import base64
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,10 +13,10 @@ import pytest
 
 @dataclass
 class FakeServer:
-    """``answer(body)`` gives status and text; ``seen`` has the time of each request and its JSON."""
+    """``answer(body)`` gives status and text; ``seen`` has the JSON of each request."""
 
     answer: Callable[[dict[str, Any]], tuple[int, str]]
-    seen: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    seen: list[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
 
 
@@ -32,7 +31,7 @@ def fake_server() -> Iterator[FakeServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            state.seen.append((time.monotonic(), body))
+            state.seen.append(body)
             status, text = state.answer(body) if self.path == "/v1/images/generations" else (404, "not here")
             if status == 0:
                 self.close_connection = True

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.support.waiting import HANG_S, wait_until
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,12 @@ def pixels(output: Any) -> np.ndarray:
 
 
 class Engine:
-    """An ``AsyncOmni`` on an event loop of its own thread; any number of requests at once."""
+    """An ``AsyncOmni`` on an event loop of its own thread; any number of requests at once.
+
+    ``results`` is what the names of results in shared memory begin with, once its workers are watched.
+    """
+
+    results = f"r{os.getpid():x}_"
 
     def __init__(self, model: Path, **config: Any) -> None:
         from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -84,35 +90,40 @@ class Engine:
         outputs = [output async for output in self.omni.generate(prompt, sampling, request_id="test")]
         return pixels(outputs[-1])
 
-    def abandon(self, request: ImageRequest, after_s: float) -> None:
-        """Start a request and go away, as a client that disconnects does."""
+    def begin(self, request: ImageRequest) -> Future[np.ndarray]:
+        """Cancelled, it goes away as a client that disconnects does."""
+        return asyncio.run_coroutine_threadsafe(self._image(request), self._loop)
 
-        async def go_away() -> None:
-            await asyncio.wait_for(self._image(request), after_s)
+    def drained(self) -> bool:
+        """No rank holds an artifact. Frees travel behind the answer to the client: they are waited for."""
+        return wait_until(lambda: not any(self.call("gfdit_artifacts")), "no rank holds an artifact")
 
-        with contextlib.suppress(TimeoutError):
-            self._run(go_away())
-
-    def drained(self, timeout_s: float = 5.0) -> bool:
-        """Whether no rank holds an artifact. Frees travel behind the answer to the client: allow a moment."""
-        deadline_s = time.monotonic() + timeout_s
-        while any(self.call("gfdit_artifacts")):
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.1)
-        return True
+    def watch_workers(self) -> None:
+        """Arm the tripwire and mark the results of all workers; again when one has been replaced."""
+        self.call("arm_tripwire")
+        assert all(name.startswith(self.results) for name in self.call("name_results", self.results))
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """A method of every rank's worker; values by rank."""
         return self._run(self.omni.collective_rpc(method, args=args))[0]
 
+    def is_healthy(self) -> bool:
+        """What ``/health`` would say."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            self._run(self.omni.check_health())
+        except EngineDeadError:
+            return False
+        return True
+
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(300)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(HANG_S)
 
     def close(self) -> None:
         self.omni.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(HANG_S)
 
 
 def stock_images(model: Path, folder: Path, requests: Sequence[ImageRequest], **config: Any) -> list[np.ndarray]:
@@ -126,7 +137,7 @@ def stock_images(model: Path, folder: Path, requests: Sequence[ImageRequest], **
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=300,
+            timeout=HANG_S,
             check=False,
         )
     assert process.returncode == 0, (folder / "log").read_text()[-4000:]

@@ -10,29 +10,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import HANG_S, wait_until
+
 MEMORY = Path("/dev/shm")
-OWN_NAMES = ("gfdit", "psm_")  # of run folders and heaps; of Python's shared memory, in which results travel
+RUNTIME_FILES = "gfdit"  # run folders and heaps begin with it
+HEAP = re.compile(r"gfdit-heap-(\d+)-")  # and the process that made it
 
 
 class Leftovers:
-    """Everything is compared with how it was when this was made.
+    """Other servers may run on this machine: only what belongs to this process or to one that is watched counts,
+    and of shared memory and run folders only what has been made since this was made.
 
-    Shared memory and run folders count only if no living process uses them: other servers may run on this machine.
+    A file or folder belongs to a process if it is open, mapped or has a bound socket in it when the process is
+    watched; a heap is named after who made it. Results travel in shared memory that nobody has open: they count if
+    their names begin with one of ``names``.
     """
 
-    def __init__(self, *, own_files: bool = False) -> None:
+    def __init__(self, *names: str, own_files: bool = False) -> None:
         """``own_files``: those that this process has open count too, sockets among them."""
-        self._paths = _own_paths()
+        self._names = names
+        self._before = _paths()
         self._num_fds = psutil.Process().num_fds() if own_files else None
         self._processes: set[psutil.Process] = set()
+        self._pids = {os.getpid()}
+        self._used: set[Path] = set()
         self._ports: set[int] = set()
 
     def watch(self, pid: int, port: int | None = None) -> None:
@@ -42,57 +51,65 @@ class Leftovers:
             self._processes |= {process, *process.children(recursive=True)}
         if port is not None:
             self._ports.add(port)
+        self._pids |= {pid, *(process.pid for process in self._processes)}
+        self._used |= {path for own in self._pids for path in _used_by(own)}
 
     def found(self) -> list[str]:
         """What is left now, in words."""
         found = [f"process {process.pid}" for process in self._processes if _runs(process)]
-        found += [f"{path}" for path in sorted(_own_paths() - self._paths) if not _is_used(path)]
+        found += [f"{path}" for path in sorted(_paths() - self._before) if self._is_own(path)]
         listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         found += [f"port {port}" for port in sorted(self._ports & listening)]
         if self._num_fds is not None and (more := psutil.Process().num_fds() - self._num_fds) > 0:
             found.append(f"{more} open files")
         return found
 
-    def assert_none(self, timeout_s: float = 15.0) -> None:
+    def assert_none(self, timeout_s: float = HANG_S) -> None:
         """What is about to end is given the time."""
-        deadline_s = time.monotonic() + timeout_s
-        while found := self.found():
-            assert time.monotonic() < deadline_s, f"left behind: {', '.join(found)}"
-            time.sleep(0.1)
+        try:
+            wait_until(lambda: not self.found(), "", timeout_s)
+        except AssertionError:
+            raise AssertionError(f"left behind: {', '.join(self.found())}") from None
+
+    def _is_own(self, path: Path) -> bool:
+        heap = HEAP.match(path.name)
+        made_here = int(heap[1]) in self._pids if heap else path in self._used
+        return made_here or path.name.startswith(self._names)
 
 
 @contextmanager
-def nothing_left(*, own_files: bool = False) -> Iterator[Leftovers]:
+def nothing_left(*names: str, own_files: bool = False) -> Iterator[Leftovers]:
     """Raise ``AssertionError`` if the body leaves anything behind."""
-    left = Leftovers(own_files=own_files)
+    left = Leftovers(*names, own_files=own_files)
     yield left
     left.assert_none()
 
 
-def _own_paths() -> set[Path]:
-    folders = {MEMORY, Path(tempfile.gettempdir())}
-    return {path for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_own(path)}
+def _folders() -> list[Path]:
+    return [folder for folder in (MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
 
 
-def _is_own(path: Path) -> bool:
-    return path.name.startswith(OWN_NAMES)
+def _paths() -> set[Path]:
+    return {path for folder in _folders() for path in folder.iterdir()}
+
+
+def _used_by(pid: int) -> set[Path]:
+    """Run folders and heaps in which a process has something open, mapped or bound; none once it has ended."""
+    files, maps = "", ""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                files += f"{os.readlink(file)}\n"
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    bound = [fields[7] for fields in sockets if len(fields) == 8 and f"socket:[{fields[6]}]\n" in files]
+    text = "\n".join([maps, files, *bound])
+    return {
+        folder / name for folder in _folders() for name in re.findall(rf"{folder}/({RUNTIME_FILES}[^/\s]*)", text)
+    }
 
 
 def _runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _is_used(path: Path) -> bool:
-    """Whether some process has it open or mapped, or a socket bound in it."""
-    name = str(path)
-    if name in Path("/proc/net/unix").read_text():
-        return True
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if name in (process / "maps").read_text():
-                return True
-            if any(os.readlink(fd).startswith(name) for fd in (process / "fd").iterdir()):
-                return True
     return False

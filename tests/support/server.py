@@ -13,6 +13,7 @@ import httpx
 from PIL import Image
 
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
+from tests.support.waiting import HANG_S
 
 __all__ = ["ServerError", "ServerProcess", "free_port", "generate_image", "start_server"]
 
@@ -25,7 +26,7 @@ def generate_image(
     seed: int,
     negative_prompt: str | None = None,
     extra_params: Mapping[str, Any] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = HANG_S,
 ) -> tuple[int, Any]:
     """POST one request; `size` is (width, height). Returns the status and the image, or the error's JSON."""
     body: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,11 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from tests.support.waiting import HANG_S, wait_until
+
 
 def post_video(
-    base_url: str, path: str, fields: Mapping[str, Any], image: Image.Image | None = None, timeout_s: float = 120.0
+    base_url: str, path: str, fields: Mapping[str, Any], image: Image.Image | None = None
 ) -> httpx.Response:
     """A request for a video as a form; ``image`` is its first frame. ``extra_params`` may be an object."""
     form = {
@@ -27,23 +28,24 @@ def post_video(
         png = io.BytesIO()
         image.save(png, "png")
         files["input_reference"] = ("first_frame.png", png.getvalue(), "image/png")
-    return httpx.post(f"{base_url}{path}", files=files, timeout=timeout_s, trust_env=False)
+    return httpx.post(f"{base_url}{path}", files=files, timeout=HANG_S, trust_env=False)
 
 
 def get(base_url: str, path: str) -> httpx.Response:
-    return httpx.get(f"{base_url}{path}", timeout=30.0, trust_env=False)
+    return httpx.get(f"{base_url}{path}", timeout=HANG_S, trust_env=False)
 
 
-def wait_for_job(base_url: str, job_id: str, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+def wait_for_job(base_url: str, job_id: str) -> list[dict[str, Any]]:
     """Everything that was said of a job, a line per change, until it is completed or failed."""
-    deadline_s = time.monotonic() + timeout_s
     said: list[dict[str, Any]] = []
-    while not said or said[-1]["status"] not in ("completed", "failed"):
-        assert time.monotonic() < deadline_s, said
+
+    def ended() -> bool:
         job = get(base_url, f"/v1/videos/{job_id}").json()
         if not said or job["status"] != said[-1]["status"]:
             said.append(job)
-        time.sleep(0.02)
+        return job["status"] in ("completed", "failed")
+
+    wait_until(ended, f"{job_id} is completed or failed")
     return said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from multiprocessing import shared_memory
 from typing import Any
 
 import torch.distributed as dist
@@ -58,6 +59,14 @@ class TestExtension:
         except RuntimeError as error:
             return str(error)
         return ""
+
+    def name_results(self, beginning: str) -> str:
+        """From now on names of shared memory that this worker makes begin so, like the one that is returned."""
+        shared_memory._SHM_NAME_PREFIX = f"/{beginning}"  # type: ignore[attr-defined]
+        made = shared_memory.SharedMemory(create=True, size=1)
+        made.close()
+        made.unlink()
+        return made.name
 
     def announce_degree(self, on: bool) -> None:
         """With ``on=False`` a task's degree is not announced to the model: a sabotage that must be seen."""

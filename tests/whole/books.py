@@ -6,6 +6,7 @@ One :class:`Books` follows one control process; the next one begins with empty b
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
 
 MAX_RETRIES = 3
+MAX_FAILURES = 2  # of a rank in a row, until it is replaced
+NUM_OWN_FAILURES = 2  # of a request on its own, until it is to blame
 ENDS = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
 
 
@@ -26,8 +29,8 @@ class ContractError(AssertionError):
 class Life:
     """One request, from arrival to its end.
 
-    ``num_harmed`` counts dispatches that peers were lost from, ``num_lost`` those that had to run again, since the
-    control process began.
+    Since the control process began ``num_own_failures`` counts ranks on which a task raised by itself,
+    ``num_harmed`` dispatches that did not succeed on all their ranks, ``num_lost`` those that had to run again.
     """
 
     request: Request
@@ -36,8 +39,15 @@ class Life:
     blamed: bool = False  # it failed by itself
     disturbed: bool = False  # by a rank that was lost or a copy that broke
     cancelled: bool = False
+    started: bool = False  # as far as the engine knows
+    num_own_failures: int = 0
     num_harmed: int = 0
     num_lost: int = 0
+
+    @property
+    def has_to_tell(self) -> bool:
+        """Something comes of it, for the engine."""
+        return any(not task.outputs for task in self.graph.tasks)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,19 +85,31 @@ class Books:
     """Follows one control plane. ``lives`` are the requests that the engine waits for."""
 
     def __init__(
-        self, epoch: int, lives: dict[str, Life], archive: dict[int, Operation], allows_policy_faults: bool
+        self,
+        epoch: int,
+        lives: dict[str, Life],
+        archive: dict[int, Operation],
+        allows_policy_faults: bool,
+        max_queue_s: float | None,
+        given_up: set[int],
     ) -> None:
-        """``archive`` is where every operation is found by its number, for good."""
+        """``archive`` is where every operation is found by its number, for good; ``given_up`` gets ranks."""
         self.operations: dict[int, Operation] = {}  # until everybody has reported
         self._archive = archive
         self.num_emitted = 0
         self._epoch = epoch
         self._lives = lives
         self._allows_policy_faults = allows_policy_faults
+        self._max_queue_s = max_queue_s
+        self._given_up = given_up
+        self._begun: set[str] = set()  # requests
+        self._num_failures: Counter[int] = Counter()  # of a rank, since it has done a task
+        self._condemned: set[int] = set()  # ranks that are to be replaced
+        self._replaced: set[int] = set()  # that have done nothing since
         self._ended: set[str] = set()
         self._harmed: set[int] = set()  # dispatches
         for life in lives.values():
-            life.num_harmed = life.num_lost = 0
+            life.num_own_failures = life.num_harmed = life.num_lost = 0
 
     def before(self, event: ev.Event) -> None:
         """The control plane is about to hear of ``event``."""
@@ -96,14 +118,27 @@ class Books:
                 self._ended.discard(request.id)
             case ev.TaskFinished(number, rank):
                 if operation := self.operations.get(number):
+                    if rank in operation.unreported:
+                        self._replaced.discard(rank)
                     operation.known_finished.add(rank)
                     self._hear(operation, rank)
-            case ev.TaskFailed(number, rank) | ev.MigrationFinished(number, rank):
+            case ev.TaskFailed(number, rank):
+                if operation := self.operations.get(number):
+                    if not event.caused_by_peer and rank in operation.unreported:
+                        self._num_failures[rank] += 1
+                        for life in operation.lives:
+                            life.num_own_failures += 1
+                    self._hear(operation, rank)
+            case ev.RankProbed(rank, error) if error:
+                self._num_failures[rank] += MAX_FAILURES
+            case ev.MigrationFinished(number, rank):
                 if operation := self.operations.get(number):
                     self._hear(operation, rank)
             case ev.TaskWithdrawn(number):
                 self.operations.pop(number, None)
             case ev.RankLost(rank):
+                self._condemned.discard(rank)
+                self._num_failures.pop(rank, None)
                 for life in self._lives.values():
                     life.disturbed = True
                 for operation in list(self.operations.values()):
@@ -137,6 +172,9 @@ class Books:
         match command:
             case cmd.RunTask(number, tasks, layout):
                 lives = [self._lives[task.request_id] for task in tasks if task.request_id in self._lives]
+                if condemned := self._condemned.intersection(layout.ranks):
+                    raise ContractError(f"dispatch {number} is for rank {min(condemned)}, which is to be replaced")
+                self._begun.update([task.request_id for task in command.tasks])
                 if any(life.num_lost > MAX_RETRIES for life in lives):
                     raise ContractError(f"dispatch {number} is one retry too many")
                 self._give(number, command, layout.ranks, lives, plane)
@@ -147,15 +185,38 @@ class Books:
                 self._check_ranks(ranks, plane)
             case cmd.ResetEdges(_, _, ranks):
                 self._check_ranks(ranks, plane)
+            case cmd.ProbeRank(rank):
+                self._check_ranks((rank,), plane)
+            case cmd.RestartRank(rank, _, for_good):
+                self._condemn(rank, for_good, plane)
             case cmd.ReportFault(message):
                 if not self._allows_policy_faults:
                     raise ContractError(f"the policy is at fault: {message}")
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 self._end(command)
 
-    def check(self, plane: ControlPlane) -> None:
+    def _condemn(self, rank: int, for_good: bool, plane: ControlPlane) -> None:
+        self._check_ranks((rank,), plane)
+        if not self._num_failures[rank]:
+            raise ContractError(f"rank {rank} is to be replaced, on which nothing has failed")
+        if for_good and rank not in self._replaced:
+            raise ContractError(f"rank {rank} is given up although it was never replaced, or has worked since")
+        if for_good and len(plane.state.ranks.present) == 1:
+            raise ContractError(f"rank {rank} is given up, the last one")
+        self._condemned.add(rank)
+        self._replaced.add(rank)
+        if for_good:
+            self._given_up.add(rank)
+
+    def check(self, plane: ControlPlane, now_s: float) -> None:
         """After every event."""
         plane.check_integrity()
+        if self._max_queue_s is not None:
+            for name, record in plane.state.requests.items():
+                life = self._lives.get(name)
+                begun = name in self._begun or (life is not None and life.started)
+                if not begun and record.request.arrival_s + self._max_queue_s < now_s:
+                    raise ContractError(f"{name} has waited for longer than it has to")
         known = {number for number, op in self.operations.items() if isinstance(op.command, cmd.RunTask)}
         if over := known - plane.state.dispatches.keys():
             raise ContractError(f"dispatch {min(over)} is closed although a rank has not reported")
@@ -183,7 +244,7 @@ class Books:
             raise ContractError(f"a second end of one request: {command}")
         self._ended.add(command.request_id)
         if isinstance(command, cmd.CompleteRequest):
-            if not life.has_result and any(not task.outputs for task in life.graph.tasks):
+            if not life.has_result and life.has_to_tell:
                 raise ContractError(f"{command.request_id} is complete without a result")
         elif isinstance(command, cmd.CancelRequest):
             if not life.cancelled:
@@ -191,13 +252,14 @@ class Books:
         elif isinstance(command, cmd.RejectRequest):
             if life.request.deadline_s is None:
                 raise ContractError(f"{command} although it may take as long as it likes")
-        elif self._allows_policy_faults and command.error.startswith("policy "):
-            pass
+        elif command.status_code == 503 and command.error.startswith("no rank was free"):
+            if life.started or command.request_id in self._begun:
+                raise ContractError(f"{command} although it has started")
         elif command.status_code == 503:
             if life.num_harmed <= MAX_RETRIES:
-                raise ContractError(f"{command} after {life.num_harmed} dispatches that a peer was lost from")
-        elif not life.blamed:
-            raise ContractError(f"{command} for no reason")
+                raise ContractError(f"{command} after {life.num_harmed} dispatches that did not succeed")
+        elif not life.blamed or life.num_own_failures < NUM_OWN_FAILURES:
+            raise ContractError(f"{command} after {life.num_own_failures} failures of its own")
 
 
 class FollowedPlane(ControlPlane):
@@ -207,7 +269,10 @@ class FollowedPlane(ControlPlane):
         """``note`` is called with every event, ``say``, if any, with every event and command in words."""
         self.books = books
         self.digest = 0
-        self._offered: tuple[set[str], set[int]] = (set(), set())  # ready tasks and free ranks, at the last decision
+        self._offered: tuple[set[str], set[int]] = (
+            set(),
+            set(),
+        )  # ready tasks and free ranks, at the last decision
         self._note = note
         self._say = say
 
@@ -216,7 +281,7 @@ class FollowedPlane(ControlPlane):
         self._offered = set(self.state.ready.by_id), set(self.state.ranks.free_in_order)
 
     def _check_asked(self, event: ev.Event) -> None:
-        """Where there is work, the policy has been asked about every task that is ready and every rank that is free."""
+        """Where there is work, the policy has been asked about every ready task and every free rank."""
         tasks, ranks = set(self.state.ready.by_id), set(self.state.ranks.free_in_order)
         if self.state.has_work() and not (tasks <= self._offered[0] and ranks <= self._offered[1]):
             raise ContractError(f"the policy was not asked again after {event}")
@@ -232,6 +297,6 @@ class FollowedPlane(ControlPlane):
                 self._say(f"    {command}")
             self.digest = zlib.crc32(repr(command).encode(), self.digest)
             self.books.after(command, self)
-        self.books.check(self)
+        self.books.check(self, now_s)
         self._check_asked(event)
         return commands

@@ -114,6 +114,10 @@ class Scheduler:
         while self.time_s < until_s:
             self.current.wait(until_s - self.time_s)
 
+    def vanish(self) -> None:
+        """The strand that runs now never goes on."""
+        self.hub.switch()
+
     def close(self) -> None:
         """No strand runs again; what they end with has nothing to act on."""
         self.closing = True

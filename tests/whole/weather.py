@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, Policy, SchedulerView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, Policy, SchedulerView
 from gfdit.core.policy.admission import with_admission
 from gfdit.policies.edf import Edf
 from gfdit.policies.equipartition import Equipartition
@@ -49,20 +50,44 @@ class ChangingPlaces:
 
 
 class Moody:
-    """``policy`` that raises now and then."""
+    """``policy`` that now and then raises, decides what it must not, or does not come back."""
 
-    def __init__(self, policy: Policy, seed: int, share: float) -> None:
+    def __init__(self, policy: Policy, weather: Weather, seed: int, hang: Callable[[], None]) -> None:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
         self.sees_memory = getattr(policy, "sees_memory", False)
         self._policy = policy
+        self._weather = weather
         self._draw = random.Random(seed)
-        self._share = share
+        self._hang = hang
 
     def schedule(self, view: SchedulerView) -> Decision:
-        if self._draw.random() < self._share:
+        weather, draw = self._weather, self._draw
+        if draw.random() < weather.policy_fault:
             raise RuntimeError("not in the mood")
-        return self._policy.schedule(view)
+        if draw.random() < weather.policy_hang:
+            self._hang()
+        decision = self._policy.schedule(view)
+        return self._lie(view, decision) if draw.random() < weather.policy_lie else decision
+
+    def _lie(self, view: SchedulerView, decision: Decision) -> Decision:
+        """What breaks a rule, beside what does not."""
+        draw = self._draw
+        task, rank = draw.choice(view.ready), draw.choice(view.ranks)
+        on_rank = ExecutionLayout((rank.id,), ParallelSpec(1))
+        lies: list[object] = [
+            None,
+            Decision(),  # for as long as it is in that mood, which may leave every rank idle
+            Decision((*decision.dispatches, *decision.dispatches)),
+            Decision((*decision.dispatches, Dispatch((task.id,), on_rank))),  # it may be busy, or not be allowed
+            Decision((Dispatch((task.id, task.id), on_rank), *decision.dispatches)),
+            Decision((Dispatch(("nobody/denoise/1",), on_rank), *decision.dispatches)),
+            Decision((Dispatch((task.id,), ExecutionLayout((99,), ParallelSpec(1))),)),
+            Decision((Dispatch((), on_rank),)),
+            Decision(decision.dispatches, wake_at_s=view.now_s - 1.0),
+            Decision(decision.dispatches, wake_at_s=float("nan")),
+        ]
+        return draw.choice(lies)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,11 @@ class Weather:
     clock_jumps_per_s: float
     control_deaths_per_s: float
     control_stops_per_s: float
+    faulty_ranks_per_s: float  # their tasks raise, until they are started again or mended
+    dead_hosts_per_s: float  # whose ranks never return
+    faulty_share: float  # of the tasks of a rank that is
+    faulty_for_good: float  # its next processes are, too
+    probe_tells: float
     task_error: float
     copy_error: float
     spurious_echo: float
@@ -83,12 +113,16 @@ class Weather:
     slow_rank: float
     failed_start: float
     policy_fault: float
+    policy_lie: float
+    policy_hang: float
     longest_delay_s: float
     longest_detection_s: float
     longest_restart_s: float
     longest_stop_s: float
     longest_lag_s: float  # of a migration lane
     max_artifact_bytes: int | None
+    max_queue_s: float | None
+    terminates: float  # the server is told to stop while requests come
     admission: str
     split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
 
@@ -108,29 +142,42 @@ class Weather:
             clock_jumps_per_s=perhaps(0.1, 0.3),
             control_deaths_per_s=perhaps(0.2, 0.5),
             control_stops_per_s=perhaps(0.1, 0.4),
+            faulty_ranks_per_s=perhaps(0.1, 0.4),
+            dead_hosts_per_s=perhaps(0.03, 0.2),
+            faulty_share=draw.choice([0.3, 1.0, 1.0]),
+            faulty_for_good=draw.choice([0.0, 0.5, 1.0]),
+            probe_tells=draw.choice([0.0, 0.5, 1.0]),
             task_error=perhaps(0.03),
             copy_error=draw.uniform(0.05, 0.2) if split else perhaps(0.02),
             spurious_echo=perhaps(0.03),
             duplicate=perhaps(0.1),
             slow_rank=perhaps(0.5),
             failed_start=perhaps(0.9, 0.4),
-            policy_fault=perhaps(0.1, 0.1),
+            policy_fault=perhaps(0.1, 0.2),
+            policy_lie=perhaps(0.3, 0.2),
+            policy_hang=perhaps(0.02, 0.1),
             longest_delay_s=draw.choice([0.0, 0.001, 0.1, 3.0]),
             longest_detection_s=draw.choice([0.0, 0.1, 5.0]),
             longest_restart_s=draw.choice([0.1, 5.0, 40.0]),
             longest_stop_s=draw.choice([0.1, 5.0, 30.0]),
             longest_lag_s=draw.choice([0.001, 0.5, 20.0]),
             max_artifact_bytes=draw.choice([None, None, None, 100, 300]),
+            max_queue_s=draw.choice([None, None, None, 5.0, 60.0]),
+            terminates=0.2,
             admission=draw.choice(["none", "none", "none", "deadline", "promise"]),
             split=split,
         )
 
-    def policy(self, seed: int) -> Policy:
-        """The same one whenever it is asked for."""
+    @property
+    def has_policy_faults(self) -> bool:
+        return bool(self.policy_fault or self.policy_lie or self.policy_hang)
+
+    def policy(self, seed: int, hang: Callable[[], None]) -> Policy:
+        """The same one whenever it is asked for. ``hang`` is what it does that does not come back."""
         draw = random.Random(seed)
         policy: Policy = ChangingPlaces(seed) if self.split else draw.choice(POLICIES)()
-        if self.policy_fault:
-            policy = Moody(policy, seed, self.policy_fault)
+        if self.has_policy_faults:
+            policy = Moody(policy, self, seed, hang)
         return with_admission(policy, self.admission)
 
     def draw_num_ranks(self, draw: random.Random) -> int:

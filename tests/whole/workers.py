@@ -30,6 +30,7 @@ from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.executor import PeerError, Results
 from gfdit.runtime.messages import Holding
 from gfdit.runtime.migration_lane import MigrationLane
+from gfdit.runtime.sockets import ORPHAN_GRACE_S
 from gfdit.runtime.watch import Watch
 from tests.whole.books import Operation
 from tests.whole.comm import SimulatedComm
@@ -103,6 +104,8 @@ class ModelExecutor:
                 world.accuse(f"rank {worker.rank} runs {task.id} without its payload")
             self._check_inputs(task, layout)
         world.decide_fate(operation)
+        if worker.is_faulty and world.draw.random() < world.weather.faulty_share:
+            self._raise(operation)
         group = self._comm.group(layout.ranks)
         seconds = operation.seconds * worker.slowness
         try:
@@ -142,10 +145,14 @@ class ModelExecutor:
         if operation.fault == "echo":
             raise CommTimeout(self._worker.rank, (operation.ranks[0], self._worker.rank))
         if operation.fault == "error":
-            operation.blamed = True
-            for life in operation.lives:
-                life.blamed = True
-            raise TaskRaisedError("it raised")
+            self._raise(operation)
+
+    @staticmethod
+    def _raise(operation: Operation) -> None:
+        operation.blamed = True
+        for life in operation.lives:
+            life.blamed = True
+        raise TaskRaisedError("it raised")
 
     def _put(self, names: list[str], layout: ExecutionLayout) -> None:
         worker = self._worker
@@ -192,7 +199,9 @@ class ModelExecutor:
         )
 
     def probe(self) -> None:
-        pass
+        worker = self._worker
+        if worker.is_faulty and worker.world.draw.random() < worker.world.weather.probe_tells:
+            raise TaskRaisedError("one and one is three")
 
     def call(self, method: str, payload: bytes) -> bytes:
         return method.encode()
@@ -234,7 +243,8 @@ class SimulatedInbox:
         self._worker.current[self._lane] = None
         self.strand = world.scheduler.current
         while not self.messages:
-            if not world.scheduler.wait(timeout_s):
+            self.ended = world.is_closed
+            if self.ended or not world.scheduler.wait(timeout_s):
                 self.strand = None
                 return None
         self.strand = None
@@ -279,6 +289,7 @@ class Worker(Host):
         self.is_ready = False
         self.has_worked = False  # as far as the control process knows
         self.to_get_stuck = False
+        self.is_faulty = False  # its tasks raise
         self.silenced = False  # what it sent last never left
         self.current: dict[str, Any] = {}  # message of each lane
         self.lanes = {name: SimulatedInbox(self, name) for name in ("compute", "migration", "watch")}
@@ -310,9 +321,19 @@ class Worker(Host):
 
     def start(self, delay_s: float, failure: str) -> None:
         self.world.scheduler.spawn(self, "compute", lambda: self._serve(failure), delay_s)
+        self._lease = self.world.scheduler.spawn(self, "lease", self._end_with_server)
+
+    def _end_with_server(self) -> None:
+        while not self.world.is_closed:
+            self.world.scheduler.wait()
+        self.world.scheduler.sleep(ORPHAN_GRACE_S)
+        self.kill()
+        self.world.scheduler.vanish()
 
     def _serve(self, failure: str) -> None:
         world, config = self.world, self._config
+        while failure == "hang":
+            world.scheduler.wait()
         if failure == "error":
             self.reports.tell(msg.WorkerFailed(self.rank, self.incarnation, "out of memory"))
         if failure:
@@ -364,6 +385,12 @@ class Worker(Host):
             self.exitcode = 1
         self.end()
         world.on_worker_end(self)
+
+    def note_end_of_server(self) -> None:
+        self._lease.wake()
+        for inbox in self.lanes.values():
+            if inbox.strand is not None:
+                inbox.strand.wake()
 
     def get_stuck_if_told(self) -> None:
         """In a task, while the rest of the process goes on."""

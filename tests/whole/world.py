@@ -1,8 +1,8 @@
 """A whole server under a virtual clock, from one seed, with its faults.
 
-Control process, supervisor, time limits, the lanes of the workers, their claims, and what the engine does for
-its control process are the real ones; processes, sockets, collectives, tasks and the clock are simulated.
-Everything is in one thread.
+Control process, supervisor, time limits, the lanes of the workers, their claims, what the engine does for its
+control process, and the HTTP front are the real ones; processes, sockets, collectives, tasks, endpoints and the
+clock are simulated. Everything is in one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gfdit.core import ParallelSpec, RankRecord, Request, TaskGraph
+from gfdit.core import ParallelSpec, Policy, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import NominalCostModel
@@ -28,17 +28,20 @@ from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.runtime.control_process import ControlProcess
+from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, PolicyTimeoutError
 from gfdit.runtime.sockets import Queue
 from gfdit.runtime.supervisor import Process, ProcessStarter, Supervisor, WorkerDiedError
 from tests.support.cluster import VIEWS
 from tests.support.workload import fan_graph, random_graph, random_requests
 from tests.whole.books import MAX_RETRIES, Books, ContractError, FollowedPlane, Life, Operation
 from tests.whole.comm import Heap
+from tests.whole.front import Entrance
 from tests.whole.network import Network, SimulatedLink, SimulatedPort
 from tests.whole.strands import Host, Scheduler
 from tests.whole.weather import Weather
 from tests.whole.workers import SPLIT_VIEWS, Contents, Worker
 
+ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
 FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
 STARVED_S = 900.0  # without any event; longer than every time limit
 MAX_EVENTS = 100_000
@@ -52,10 +55,12 @@ class World:
     ``log`` is given every event and command. ``digest`` is the same for the same run.
     """
 
-    def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, log: Callable[[str], None] | None = None, weather: Weather | None = None
+    ) -> None:
         self.seed = seed
         draw = self.draw = random.Random(seed)
-        self.weather = Weather.draw(draw)
+        self.weather = Weather.draw(draw) if weather is None else weather
         self.num_ranks = self.weather.draw_num_ranks(draw)
         self.contents = Contents(seed, SPLIT_VIEWS if self.weather.split else VIEWS)
         self.scheduler = Scheduler()
@@ -65,6 +70,11 @@ class World:
         self.lives: dict[str, Life] = {}
         self.operations: dict[int, Operation] = {}
         self.endings: Counter[str] = Counter()
+        self.endings_by_name: dict[str, msg.RequestEnd] = {}
+        self.without_result: set[str] = set()  # done, but what came of it was lost
+        self.failing: set[int] = set()  # ranks whose new processes are faulty, too
+        self._dead_hosts: set[int] = set()  # ranks that never return
+        self._given_up: set[int] = set()  # ranks, by a control plane
         self.num_events = self.num_deaths = self.num_control_deaths = self.digest = 0
         self.control: ControlProcess | None = None  # once it has said its first word
         self._log = log
@@ -81,9 +91,11 @@ class World:
         self._is_served = False
         self._outbox: list[msg.EngineMessage] = []
         self._ended: list[str] = []
+        self._mood = random.Random(seed)  # of the policy
         self._results: set[str] = set()
         self._completed: dict[str, float] = {}
         self._is_over = False
+        self.is_closed = False
         run_dir = make_run_dir("simulated-")
         self._config = RuntimeConfig(
             run_dir=str(run_dir),
@@ -95,6 +107,7 @@ class World:
             run_ahead=draw.randrange(2),
             max_artifact_bytes=self.weather.max_artifact_bytes,
             max_retries=MAX_RETRIES,
+            max_queue_s=self.weather.max_queue_s,
             checkpoint_every_steps=draw.choice([0, 1, 2]),
             max_restarts=MAX_RESTARTS,
             heartbeat_timeout_s=10.0,
@@ -104,9 +117,12 @@ class World:
             max_control_restarts=1000,
         )
         self.claims = Claims.create(Path(self._config.claims_dir))
+        self.entrance = Entrance(self)
 
     def run(self) -> World:
-        self.scheduler.spawn(Host("engine"), "engine", self._engine)
+        server = Host("server")
+        self.scheduler.spawn(server, "engine", self._engine)
+        self.scheduler.spawn(server, "front", self.entrance.serve)
         log_level = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # it logs as a server does that has a very bad day
         try:
@@ -118,6 +134,7 @@ class World:
                 self._check_progress()
         finally:
             self.scheduler.close()
+            self.entrance.close()
             logging.disable(log_level)
             shutil.rmtree(self._config.run_dir, ignore_errors=True)
         return self
@@ -130,8 +147,12 @@ class World:
 
     def accuse(self, text: str) -> None:
         """Of a worker, whose lanes would take the error for that of a task."""
-        self._wrong = self._wrong or ContractError(text)
+        self.note_wrong(ContractError(text))
+        assert self._wrong is not None
         raise self._wrong
+
+    def note_wrong(self, error: ContractError) -> None:
+        self._wrong = self._wrong or error
 
     def new_pid(self) -> int:
         self._num_pids += 1
@@ -145,45 +166,78 @@ class World:
             self.client.wait_ready()
             self._is_served = True
             self._plan()
-            while not self._is_at_rest():
+            while not (self._is_at_rest() or self._closes_early()):
                 for message in self.client.receive(1.0):
                     self._on_message(message)
                 outbox, self._outbox = self._outbox, []
                 for submission in outbox:
                     self.client.send(submission)
                 self._end_without_result()
-            self._check_rest()
             living = self._living()
-            self.client.close()
-            self._check_closed(living)
+            if in_order := self._is_at_rest():
+                self._check_rest()
+            self._close()
+            if in_order:
+                self._check_closed(living)
             self._add_to_digest()
         except RuntimeDownError as error:
             self._say(f"down: {error}")
             self._check_down(str(error))
+            self.entrance.go_down(str(error))
+            while self.entrance.num_open or self._num_planned:
+                self.scheduler.wait(1.0)
+            self._close()
+        self.entrance.check()
         self._is_over = True
+
+    def _closes_early(self) -> bool:
+        """A server that was told to stop ends, whatever its processes are at."""
+        return self.entrance.endpoints.server.should_exit and not self.entrance.num_open and self.seed % 2 == 0
+
+    def _close(self) -> None:
+        """All processes end, at once or when they find that the server has."""
+        self.client.close()
+        self.is_closed = True
+        for worker in self._living():
+            worker.note_end_of_server()
+        self.scheduler.sleep(ENDED_S)
+        if left := [worker.name for worker in self._living() if not worker.stopped]:
+            raise ContractError(f"{left} outlive the server")
 
     def _on_message(self, message: msg.ControlMessage | msg.Result) -> None:
         match message:
+            case cmd.StartRequest(request_id):
+                if (life := self.lives.get(request_id)) is not None:
+                    if life.started:
+                        raise ContractError(f"{request_id} leaves the queue twice")
+                    life.started = True
             case msg.Result(request_id):
-                if request_id in self.lives or request_id in self._completed:
+                if request_id in self.lives:
                     self._results.add(request_id)
+                elif self._completed.pop(request_id, None) is not None:
+                    self.entrance.end(request_id, self.endings_by_name[request_id])
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 life = self.lives.pop(message.request_id, None)
                 if life is None:
                     raise ContractError(f"a second end of one request: {message}")
-                self._ended.append(message.request_id)
+                name = message.request_id
+                self._ended.append(name)
                 self.endings[type(message).__name__] += 1
-                if isinstance(message, cmd.CompleteRequest) and not life.cancelled and _has_result(life.graph):
-                    self._completed[message.request_id] = self.clock()
+                self.endings_by_name[name] = message
+                is_awaited = isinstance(message, cmd.CompleteRequest) and not life.cancelled and life.has_to_tell
+                if is_awaited and name not in self._results:
+                    self._completed[name] = self.clock()
+                else:
+                    self.entrance.end(name, message)
 
     def _end_without_result(self) -> None:
         for request_id, completed_s in list(self._completed.items()):
-            if request_id in self._results:
-                del self._completed[request_id]
-            elif self.clock() - completed_s > RESULT_TIMEOUT_S:
+            if self.clock() - completed_s > RESULT_TIMEOUT_S:
                 del self._completed[request_id]
                 if not self.num_deaths:
                     raise ContractError(f"the result of {request_id} is lost, although no worker was")
+                self.without_result.add(request_id)
+                self.entrance.end(request_id, None)
 
     # What happens by itself
 
@@ -199,12 +253,20 @@ class World:
             if draw.random() < 0.3:  # its last task may run on several ranks, too
                 widest = max((task.candidates for task in graph.tasks), key=len)
                 graph = replace(graph, tasks=(*graph.tasks[:-1], replace(graph.tasks[-1], candidates=widest)))
-            self._plan_one(at_s, self._arrive, request, graph)
+            self._plan_one(at_s, self.entrance.arrive, request, graph)
         weather = self.weather
+        if draw.random() < weather.terminates:
+            at_s = draw.uniform(0.0, FAULTS_END_S)
+            self._plan_one(at_s, self.entrance.terminate)
+            if draw.random() < 0.3:
+                self._plan_one(at_s + draw.uniform(0.0, 5.0), self.entrance.terminate)
+        self._plan_one(FAULTS_END_S, self._mend)
         for rate, happen in (
             (weather.deaths_per_s, self._strike),
             (weather.hangs_per_s, self._hang),
             (weather.stops_per_s, self._stop),
+            (weather.faulty_ranks_per_s, self._spoil),
+            (weather.dead_hosts_per_s, self._lose_host),
             (weather.cancel_storms_per_s, self._storm),
             (weather.clock_jumps_per_s, self._jump),
             (weather.control_deaths_per_s, self._strike_control),
@@ -225,12 +287,19 @@ class World:
         self._num_planned += 1
         self.scheduler.after(at_s, now)
 
-    def _arrive(self, request: Request, graph: TaskGraph) -> None:
+    def submit(self, request: Request, graph: TaskGraph) -> None:
+        """The endpoints hand a request in."""
         draw, now_s = self.draw, self.clock()
         deadline_s = now_s + draw.uniform(0, 20) if draw.random() < 0.5 else None
         request = replace(request, arrival_s=now_s, deadline_s=deadline_s, priority=draw.randrange(3))
         self.lives[request.id] = Life(request, graph)
         self._tell_engine(msg.Submit(request, graph, request.id.encode()))
+
+    def give_up(self, name: str) -> None:
+        """The endpoints do not wait for a request any more."""
+        if (life := self.lives.get(name)) is not None:
+            life.cancelled = True
+            self._tell_engine(ev.RequestCancelled(name))
 
     def _tell_engine(self, message: msg.EngineMessage) -> None:
         self._outbox.append(message)
@@ -240,8 +309,9 @@ class World:
         names = [*self.lives, *self._ended[-3:], "nobody"]
         for name in self.draw.sample(names, self.draw.randint(1, len(names))):
             if name in self.lives:
-                self.lives[name].cancelled = True
-            self._tell_engine(ev.RequestCancelled(name))
+                self.entrance.leave(name)
+            else:
+                self._tell_engine(ev.RequestCancelled(name))
 
     def _jump(self) -> None:
         """Nothing ran for a while."""
@@ -272,6 +342,29 @@ class World:
             worker = self.draw.choice(living)
             self._say(f"{worker.name} stops")
             self._stop_host(worker)
+
+    def _spoil(self) -> None:
+        if living := self._living():
+            worker = self.draw.choice(living)
+            self._say(f"{worker.name} is faulty")
+            worker.is_faulty = True
+            if self.draw.random() < self.weather.faulty_for_good:
+                self.failing.add(worker.rank)
+
+    def _mend(self) -> None:
+        self.failing.clear()
+        for worker in self._living():
+            worker.is_faulty = False
+
+    def _lose_host(self) -> None:
+        """With all that runs there."""
+        rank = self.draw.randrange(self.num_ranks)
+        self._dead_hosts.add(rank)
+        if rank in self._last and self._last[rank].alive:
+            self._say(f"the host of rank {rank} is gone")
+            self._last[rank].exitcode = -9
+            self._last[rank].end()
+            self.on_worker_end(self._last[rank])
 
     def on_worker_end(self, worker: Worker) -> None:
         self.num_deaths += 1
@@ -309,8 +402,11 @@ class World:
         failure, delay_s = "", self.up_to(0.1)
         if self._is_served:
             delay_s = self.up_to(self.weather.longest_restart_s)
-            if self.scheduler.time_s < self._faults_end_s and self.draw.random() < self.weather.failed_start:
-                failure = self.draw.choice(["error", "death"])
+            if rank in self._dead_hosts:
+                failure = "death"
+            elif self.scheduler.time_s < self._faults_end_s and self.draw.random() < self.weather.failed_start:
+                failure = self.draw.choice(["error", "death", "hang"])
+            worker.is_faulty = rank in self.failing
         worker.start(delay_s, failure)
         return worker
 
@@ -326,7 +422,12 @@ class World:
 
     def _control(self, host: Host, config: RuntimeConfig, port: SimulatedPort) -> None:
         weather = self.weather
-        policy = FirstComeFirstServed("it") if config.without_policy else weather.policy(self.seed)
+        if config.without_policy and not weather.policy_hang:
+            raise ContractError("a policy is done without that never hung")
+        policy: Policy = FirstComeFirstServed("it")
+        if not config.without_policy:
+            policy = weather.policy(self.seed, self._hang_in_policy)
+            Path(config.policy_mark_path).write_bytes(b"\0")
         plane = FollowedPlane(
             policy,
             [RankRecord(rank, frozenset("m")) for rank in range(self.num_ranks)],
@@ -335,9 +436,17 @@ class World:
             max_retries=config.max_retries,
             checkpoint_every_steps=config.checkpoint_every_steps,
             max_artifact_bytes=config.max_artifact_bytes,
+            max_queue_s=config.max_queue_s,
             first_id=config.first_id,
         )
-        books = Books(config.epoch, self.lives, self.operations, bool(weather.policy_fault))
+        books = Books(
+            config.epoch,
+            self.lives,
+            self.operations,
+            weather.has_policy_faults,
+            config.max_queue_s,
+            self._given_up,
+        )
         plane.follow(books, self._note, None if self._log is None else self._say)
         self._supervisor = Supervisor(config, self.clock, SimulatedStarter(self))
         self.control = ControlProcess(config, port, self._supervisor, self.claims, self.clock, plane)
@@ -352,6 +461,20 @@ class World:
         host.end()
         self.network.unbind()
         self.link.ended(0)
+
+    def _hang_in_policy(self) -> None:
+        """The guard stops it, or ends the process, or cannot, since it hangs outside of Python."""
+        config = self.client.config
+        how = self._mood.choice(["stopped", "stubborn", "deaf"])
+        self._say(f"the policy hangs and is {how}")
+        if how == "deaf":
+            Path(config.policy_mark_path).write_bytes(b"\1")
+            self.scheduler.vanish()
+        self.scheduler.sleep(config.policy_timeout_s)
+        if how == "stubborn":
+            self.end_control(HANGING_POLICY_EXIT)
+            self.scheduler.vanish()
+        raise PolicyTimeoutError("no decision in time")
 
     def _note(self, event: ev.Event) -> None:
         self.num_events += 1
@@ -411,6 +534,8 @@ class World:
         """Nothing will happen any more but heartbeats."""
         if self.lives or self._num_planned or self._outbox or self._completed or self.network.num_on_their_way:
             return False
+        if self.entrance.num_open or (self.entrance.stopping_s is not None and self.entrance.closed_s is None):
+            return False
         control, supervisor = self.control, self._supervisor
         if control is None or supervisor is None or not control.plane.idle or supervisor.next_start_s is not None:
             return False
@@ -448,6 +573,8 @@ class World:
             self._check_given_up(rank)
 
     def _check_given_up(self, rank: int) -> None:
+        if rank in self._given_up:
+            return
         last = [worker for worker in self._workers.values() if worker.rank == rank][-MAX_RESTARTS:]
         if len(last) < MAX_RESTARTS or any(worker.has_worked for worker in last):
             raise ContractError(f"rank {rank} was given up too early")
@@ -490,7 +617,3 @@ class SimulatedStarter(ProcessStarter):
         if worker is None:
             return 0, None
         return worker.incarnation, worker if worker.alive else None
-
-
-def _has_result(graph: TaskGraph) -> bool:
-    return any(not task.outputs for task in graph.tasks)

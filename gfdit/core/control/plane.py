@@ -14,16 +14,20 @@ What decides is here, in the order in which a request meets it. What it decides 
     checkpoints     copies to fall back on
     edges           edges between ranks that are reset
     recovery        which tasks run again after something was lost
+    quarantine      ranks that fail: who is to blame, and what follows
     outlook         what the policy is shown ahead of time
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import replace
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
@@ -33,6 +37,7 @@ from gfdit.core.control.edges import EdgeResets
 from gfdit.core.control.holders import Holders, has_succeeded
 from gfdit.core.control.integrity import check_state
 from gfdit.core.control.outlook import NextStep, Outlook
+from gfdit.core.control.quarantine import Quarantine
 from gfdit.core.control.records import (
     DispatchRecord,
     DispatchState,
@@ -46,10 +51,13 @@ from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError
+from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 
 LANES: tuple[cmd.Lane, ...] = ("compute", "migration")
 LOST_PART = "a rank was lost with its part of what was made"
+
+SERVER_ERROR = 500
 
 NUM_WATCHED = 4
 """How many dispatches, of those that end next, the policy is asked about again after an event.
@@ -78,6 +86,7 @@ class ControlPlane:
         max_artifact_bytes: int | None = None,
         max_retries: int = 3,
         checkpoint_every_steps: int = 0,
+        max_queue_s: float | None = None,
         first_id: int = 0,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
@@ -95,12 +104,18 @@ class ControlPlane:
         self._max_retries = max_retries
         self._budget = ArtifactBudget(max_artifact_bytes)
         self._holders = Holders(self.state, counts_bytes=self._budget.limited)
+        self._fallback = FirstComeFirstServed(policy.name)
+        self._faults = FaultReports()
+        self._quarantine = Quarantine()
+        self._max_queue_s = max_queue_s
+        self._unstarted: deque[RequestRecord] = deque()  # in order of arrival; some have started or ended since
         self._checkpoints = Checkpoints(self.state, checkpoint_every_steps)
         self._resets = EdgeResets(self.state.ranks)
         self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
         self._unseen: deque[RequestRecord] = deque()  # wait for memory, or have ended meanwhile
         # Only a policy that says so is asked ahead: it must not mind a state that may never come to be.
         self._runs_ahead = run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
+        self._wakes = False  # the policy has asked to be asked again
         self._version = 0  # of the books: another one once a policy may answer differently
         self._now_s = 0.0
         self._commands: list[cmd.Command] = []  # of the event at hand, in the order to emit them
@@ -115,6 +130,7 @@ class ControlPlane:
             ev.TaskFailed: self._on_failed,
             ev.MigrationFinished: self._on_migration_finished,
             ev.EdgesReset: self._resets.on_reset,
+            ev.RankProbed: self._on_rank_probed,
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
             ev.Reconnected: self._on_reconnected,
@@ -131,6 +147,10 @@ class ControlPlane:
         self._now_s = now_s
         self._commands = []
         news = self._handlers[type(event)](event)
+        if self._max_queue_s is not None and self._unstarted:
+            news |= self._end_unstarted()
+        if self._quarantine.suspected:
+            news |= self._settle_suspicions()
         # Again where scheduling has ended a request: it leaves room for others, of which no event will tell.
         while (self._unseen and self._let_in()) or news:
             news = False
@@ -144,6 +164,14 @@ class ControlPlane:
         return self._next_to_ask() is not None
 
     @property
+    def next_expiry_s(self) -> float | None:
+        """When something ends by itself: a request's wait, or a rank's suspension. Hand a ``WakeUp`` in then."""
+        moments_s = [] if (at_s := self._quarantine.next_expiry_s) is None else [at_s]
+        if self._max_queue_s is not None and self._unstarted:
+            moments_s.append(self._unstarted[0].request.arrival_s + self._max_queue_s)
+        return min(moments_s, default=None)
+
+    @property
     def idle(self) -> bool:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
         state = self.state
@@ -154,6 +182,8 @@ class ControlPlane:
         check_state(self.state)
         self._budget.check_integrity({name for name, record in self.state.requests.items() if record.visible})
         self._resets.check_integrity()
+        suspended = {rank.id for rank in self.state.ranks.present.values() if rank.suspended}
+        self._quarantine.check_integrity(suspended, self.state.requests)
 
     # ------------------------------------------------------------------------------------------------------------
     # Requests: they arrive, are let in, go on after each of their tasks or try again, and end once
@@ -167,9 +197,14 @@ class ControlPlane:
         if self._admit is not None and (refusal := self._ask_admission(record)):
             self._commands.append(refusal)
             return False
+        self._add(record)
+        return False
+
+    def _add(self, record: RequestRecord) -> None:
         self.state.add(record)
         self._unseen.append(record)
-        return False
+        if self._max_queue_s is not None:
+            self._unstarted.append(record)
 
     def _ask_admission(self, record: RequestRecord) -> cmd.Command | None:
         assert self._admit is not None
@@ -178,8 +213,7 @@ class ControlPlane:
             if not isinstance(answer, Admission):
                 raise TypeError(f"admit returned {type(answer).__name__}, not Admission")
         except Exception as error:
-            message = f"policy {self.policy.name!r} raised in admit: {error!r}"
-            self._commands.append(cmd.ReportFault(message))
+            self._complain(f"policy {self.policy.name!r} raised in admit: {error!r}")
             return None
         if answer.accepted:
             return None
@@ -200,6 +234,23 @@ class ControlPlane:
             self._unseen.popleft()
         return any_new
 
+    def _end_unstarted(self) -> bool:
+        """End the requests that have waited for too long; say whether there are any."""
+        assert self._max_queue_s is not None
+        any_ended = False
+        while self._unstarted:
+            record = self._unstarted[0]
+            name, arrival_s = record.request.id, record.request.arrival_s
+            if not record.started and self.state.requests.get(name) is record:
+                if self._now_s < arrival_s + self._max_queue_s:
+                    break
+                wait_s = max(1, round(self._max_queue_s))
+                message = f"no rank was free for it for {self._max_queue_s:g} s (retry after {wait_s} s)"
+                self._end(record, cmd.FailRequest(name, message, status_code=503))
+                any_ended = True
+            self._unstarted.popleft()
+        return any_ended
+
     def _on_cancelled(self, event: ev.RequestCancelled) -> bool:
         if (record := self.state.requests.get(event.request_id)) is None:
             return False
@@ -208,29 +259,45 @@ class ControlPlane:
 
     def _go_on(self, dispatch: DispatchRecord, failed: set[str]) -> None:
         """With every request of a dispatch that is over; those in ``failed`` have tasks that did not succeed."""
+        undecided = []
         for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
             record = self.state.requests[request_id]
             if record.ending is None:
                 if request_id in failed:
                     self._retry_or_fail(record, dispatch)
+                    if record.ending is None:
+                        undecided.append(record)
                 elif record.has_strays and is_lacking(record):
                     self.state.recover(record)
                 if self._checkpoints.every_steps and request_id not in failed:
                     self._begin_migrations(self._checkpoints.after(dispatch, record))
             self._settle(record)
+        if len(dispatch.culprits) == 1 and undecided and not dispatch.doomed:
+            (culprit,) = dispatch.culprits
+            self._suspect(culprit, undecided)
 
     def _retry_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
         error = dispatch.error or LOST_PART
-        if dispatch.error is not None and not dispatch.caused_by_peer:
-            record.ending = cmd.FailRequest(record.request.id, error, dispatch.status_code)
-        elif dispatch.doomed:
+        if dispatch.doomed:
             self.state.recover(record)  # it never had a chance
+        elif dispatch.culprits and self._is_to_blame(record, dispatch):
+            record.ending = cmd.FailRequest(record.request.id, error, dispatch.status_code)
         elif record.num_retries == self._max_retries:
             message = f"{error} (after {record.num_retries} retries)"
             record.ending = cmd.FailRequest(record.request.id, message, status_code=503)
         else:
             record.num_retries += 1
             self.state.recover(record)
+
+    def _is_to_blame(self, record: RequestRecord, dispatch: DispatchRecord) -> bool:
+        """Whether that a task of ``record`` failed by itself is its own fault, and not a rank's."""
+        if dispatch.status_code < SERVER_ERROR:
+            return True
+        if len(dispatch.tasks) > 1:
+            return False  # whose it is shows when each runs alone
+        if len(dispatch.culprits) > 1:
+            return True
+        return bool(record.suspects) and all([self._quarantine.passed(rank) for rank in record.suspects])
 
     def _settle(self, record: RequestRecord) -> None:
         """End the request if it is over, else offer its next tasks."""
@@ -249,6 +316,8 @@ class ControlPlane:
             self._withdraw_follower(self.state.dispatches[dispatch_id])
         if record.running:
             return
+        if record.suspects:
+            self._quarantine.judge(record.request.id, guilty_rank=False)
         if freed := self.state.remove(record):
             self._commands.append(freed)
         self._budget.release(record.request.id)
@@ -258,45 +327,104 @@ class ControlPlane:
     # Scheduling: the policy is asked, and what it decides is carried out; its mistakes are contained
 
     def _schedule(self) -> None:
-        """Ask the policy while tasks are ready and ranks free, again if its answer could not be carried out."""
+        """Ask the policy while tasks are ready and ranks free; where it fails, first come is first served."""
         state = self.state
-        while state.has_work():
-            try:
-                decision = self.policy.schedule(state.view(self._now_s, self.cost))
-                check_decision(decision, policy=self.policy.name)
-                ask_again = self._carry_out(decision)
-            except Exception as error:
-                ask_again = self._contain(error)
-            if not ask_again:
+        while state.ready.by_id:
+            if state.ranks.any_free:
+                mistake = self._ask_policy()
+                if mistake is not None:
+                    self._complain(f"{mistake}; first come, first served instead")
+                    self._fall_back()
+                if self._quarantine.suspected:
+                    self._fall_back(suspects_only=True)
+            if not state.ready.by_id or state.dispatches or self._resets.held:
                 return
+            if self._release_suspects():
+                continue  # nothing can go on without them
+            if self._wakes or self._quarantine.suspected or not state.ranks.any_free:
+                return
+            # No event would ever come.
+            num_ready = len(state.ready.by_id)
+            self._complain(
+                f"policy {self.policy.name!r} left every rank idle with {num_ready} tasks ready; "
+                "first come, first served instead"
+            )
+            self._fall_back()
+            return
 
-    def _carry_out(self, decision: Decision) -> bool:
-        """Dispatch what keeps the rules. Say whether to ask again, since a refusal has changed the view."""
-        refused = False
-        ready = self.state.ready.by_id
+    def _ask_policy(self) -> str | None:
+        """Carry out what the policy decides; returns its mistake, if it makes one."""
+        self._wakes = False
+        while self.state.has_work():
+            try:
+                decision = self.policy.schedule(self.state.view(self._now_s, self.cost))
+                check_decision(decision, policy=self.policy.name)
+                return self._carry_out(decision)
+            except UnknownCostError as error:
+                if not self._end_unknown(error):
+                    return describe_mistake(self.policy.name, error)
+            except Exception as error:
+                return describe_mistake(self.policy.name, error)
+        return None
+
+    def _carry_out(self, decision: Decision) -> str | None:
+        """Dispatch what keeps the rules; returns the first mistake."""
+        mistake = None
+        ready, ranks = self.state.ready.by_id, self.state.ranks
         for dispatch in decision.dispatches:
             try:
-                check_dispatch(dispatch, policy=self.policy.name, ready=ready, ranks=self.state.ranks.views)
+                check_dispatch(dispatch, policy=self.policy.name, ready=ready, ranks=ranks.views)
             except PolicyError as error:
-                self._refuse(dispatch, error)
-                refused = True
+                mistake = mistake or str(error)
             else:
                 self._dispatch(dispatch)
-        if refused:
-            return True
         if decision.wake_at_s is not None:
-            if decision.wake_at_s <= self._now_s:
-                raise PolicyError(
+            if decision.wake_at_s > self._now_s:
+                self._wakes = True
+                self._commands.append(cmd.WakeAt(decision.wake_at_s))
+            else:
+                mistake = mistake or (
                     f"policy {self.policy.name!r} must return a wake_at_s later than now, "
                     f"{self._now_s}, got {decision.wake_at_s}"
                 )
-            self._commands.append(cmd.WakeAt(decision.wake_at_s))
-        elif ready and not (self.state.dispatches or self._resets.held):
-            message = f"policy {self.policy.name!r} left every rank idle with {len(ready)} tasks ready"
-            self._commands.append(cmd.ReportFault(message))
-        return False
+        return mistake
+
+    def _fall_back(self, *, suspects_only: bool = False) -> None:
+        """Decide in the policy's stead. A request of which the cost model knows nothing ends.
+
+        With ``suspects_only`` about what has failed on a rank that is suspended, which is to run on another one
+        even if the policy would rather wait.
+        """
+        requests = self.state.requests
+        while self.state.has_work():
+            view = self.state.view(self._now_s, self.cost)
+            if suspects_only:
+                view = replace(view, ready=tuple([t for t in view.ready if requests[t.request_id].suspects]))
+            try:
+                for dispatch in self._fallback.schedule(view).dispatches:
+                    self._dispatch(dispatch)
+                return
+            except UnknownCostError as error:
+                if not self._end_unknown(error):
+                    return
+
+    def _end_unknown(self, error: UnknownCostError) -> bool:
+        """End the request of which the cost model knows nothing; False if it is not known which that is."""
+        if (record := self.state.requests.get(error.request_id or "")) is None or record.ending is not None:
+            return False
+        message = describe_mistake(self.policy.name, error)
+        self._complain(message)
+        self._end(record, cmd.FailRequest(record.request.id, message))
+        return True
+
+    def _complain(self, message: str) -> None:
+        """Report a fault of the policy, unless that was done lately."""
+        if (report := self._faults.report(message, self._now_s)) is not None:
+            self._commands.append(report)
 
     def _dispatch(self, dispatch: Dispatch) -> None:
+        if len(dispatch.tasks) > 1:
+            dispatch = self._without_suspects(dispatch)
         state, layout, now_s = self.state, dispatch.layout, self._now_s
         views = tuple([state.ready.by_id[name] for name in dispatch.tasks])
         tasks = tuple([state.requests[view.request_id].task(view.id) for view in views])
@@ -318,32 +446,15 @@ class ControlPlane:
         state.occupy(record, busy_until_s)
         self._commands.append(cmd.RunTask(record.id, tasks, layout, tuple(migrations), consumes))
 
-    def _refuse(self, dispatch: Dispatch, error: PolicyError) -> None:
-        """A dispatch broke a rule: the requests it names fail with that rule, the others are untouched."""
-        ready = self.state.ready.by_id
-        named = {ready[task].request_id for task in dispatch.tasks if task in ready}
-        if not named:
-            raise error
-        self._commands.append(cmd.ReportFault(str(error)))
-        for request_id in sorted(named):
-            self._end(self.state.requests[request_id], cmd.FailRequest(request_id, str(error)))
+    def _without_suspects(self, dispatch: Dispatch) -> Dispatch:
+        """A request that has failed lately runs alone:
 
-    def _contain(self, error: Exception) -> bool:
-        """A policy made a mistake that no request can be named for. Say whether to ask it again at once.
-
-        While something runs, its end brings another view. When nothing does, no event would ever come: the
-        oldest waiting request fails with the policy's error, so that the server goes on.
+        then it shows whose fault that was. The others' turn comes.
         """
-        message = describe_mistake(self.policy.name, error)
-        self._commands.append(cmd.ReportFault(message))
-        if isinstance(error, UnknownCostError) and (culprit := self.state.requests.get(error.request_id or "")):
-            self._end(culprit, cmd.FailRequest(culprit.request.id, message))
-            return True
-        if self.state.dispatches or self._resets.held:
-            return False
-        oldest = self.state.oldest_ready()
-        self._end(oldest, cmd.FailRequest(oldest.request.id, message))
-        return True
+        for name in dispatch.tasks:
+            if self.state.requests[self.state.ready.by_id[name].request_id].suspects:
+                return Dispatch((name,), dispatch.layout)
+        return dispatch
 
     # ------------------------------------------------------------------------------------------------------------
     # Running ahead: a request's next step is queued behind the running one, and taken back if need be.
@@ -382,7 +493,7 @@ class ControlPlane:
             following = self._ask_ahead(running)
         except Exception as error:
             # Nobody is harmed: the policy is asked again when the step has ended.
-            self._commands.append(cmd.ReportFault(describe_mistake(self.policy.name, error)))
+            self._complain(describe_mistake(self.policy.name, error))
         if (follower := self.state.follower(running)) is not None:
             if following is None or following.tasks != follower.tasks:
                 self._withdraw_follower(running)
@@ -438,6 +549,7 @@ class ControlPlane:
         if dispatch is None or not self._report(dispatch, event.rank):
             return False
         dispatch.finished.add(event.rank)
+        self._quarantine.note_success(event.rank)
         dispatch.seconds = max(dispatch.seconds, event.seconds)
         dispatch.made.update(event.views)
         return self._close_if_done(dispatch)
@@ -450,6 +562,8 @@ class ControlPlane:
         if dispatch.error is None or (dispatch.caused_by_peer and not event.caused_by_peer):
             dispatch.error, dispatch.status_code = event.error, event.status_code
             dispatch.caused_by_peer = event.caused_by_peer
+        if not event.caused_by_peer:
+            dispatch.culprits.add(event.rank)
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 
@@ -523,6 +637,9 @@ class ControlPlane:
             if has_succeeded(record, task, dispatch):
                 self._commands.extend(self._holders.task_succeeded(record, task, dispatch))
                 state.finish_task(record, task)
+                if record.suspects:
+                    self._quarantine.judge(record.request.id, guilty_rank=True)
+                    record.suspects.clear()
                 if self._budget.limited:
                     self._budget.observe(record.request, record.peak_bytes, record.steps_done)
             else:
@@ -594,13 +711,61 @@ class ControlPlane:
             self._commands.append(self._resets.among(self.state.new_id(), "migration", ranks, hold=False))
 
     # ------------------------------------------------------------------------------------------------------------
-    # Ranks that go and come
+    # Ranks that fail (the rules are in ``quarantine``), go and come
+
+    def _suspect(self, rank: int, failed: list[RequestRecord]) -> None:
+        """``failed`` have failed on ``rank``, alone or together."""
+        if rank not in self.state.ranks.present:
+            return
+        if rank not in self._quarantine.suspected:
+            self.state.ranks.suspend(rank)
+            self._commands.append(cmd.ProbeRank(rank))
+        self._quarantine.suspect(rank, [record.request.id for record in failed], self._now_s)
+        for record in failed:
+            record.suspects.append(rank)
+
+    def _on_rank_probed(self, event: ev.RankProbed) -> bool:
+        if event.rank not in self._quarantine.suspected:
+            return False
+        if event.error:
+            self._condemn(event.rank, f"it fails its probe: {event.error}")
+        else:
+            self._quarantine.note_probe(event.rank)
+        return True
+
+    def _settle_suspicions(self) -> bool:
+        """Give back the ranks about which everything is known; say whether there are any."""
+        return self._resume(self._quarantine.settled(self._now_s))
+
+    def _release_suspects(self) -> bool:
+        """Nothing can go on without those that are suspected: give back what has passed its probe."""
+        return self._resume(self._quarantine.settled(math.inf))
+
+    def _resume(self, ranks: list[int]) -> bool:
+        any_back = False
+        for rank in ranks:
+            if self._quarantine.is_faulty(rank):
+                self._condemn(rank, "tasks of several requests failed on it, and went well elsewhere")
+            else:
+                self._quarantine.absolve(rank)
+                self.state.ranks.resume(rank)
+                any_back = True
+        return any_back
+
+    def _condemn(self, rank: int, reason: str) -> None:
+        """Have the process of ``rank`` replaced; if that did not help before, give it up, but not the last."""
+        hopeless = self._quarantine.condemn(rank)
+        self._commands.append(cmd.RestartRank(rank, reason, hopeless and len(self.state.ranks.present) > 1))
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
         if event.rank not in self.state.ranks.present:
             return False
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
+        self._quarantine.drop(event.rank)
+        for record in self.state.requests.values():
+            if event.rank in record.suspects:
+                record.suspects.remove(event.rank)
         self._drop_from_migrations(event.rank)
         self._drop_from_dispatches(event.rank, event.reason)
         for record in self.state.lacking():
@@ -651,9 +816,9 @@ class ControlPlane:
             state.ranks.drop(rank)
         for request, graph in event.requests:
             record = state.new_record(request, graph)
+            record.started = request.id in event.started
             record.touched.update(present)
-            state.add(record)
-            self._unseen.append(record)
+            self._add(record)
         artifacts = {name: art for record in state.requests.values() for name, art in record.artifacts.items()}
         for rank, held in event.holdings:
             of_ended = tuple([name for name, _, _ in held if name not in artifacts])

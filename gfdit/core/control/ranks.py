@@ -5,10 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from gfdit.core.control.records import RankRecord
+from gfdit.core.control.records import RESETTING, SUSPENDED, RankRecord
 from gfdit.core.policy import RankView
-
-RESETTING = "(edge reset)"  # stands for the request while a rank resets its edges
 
 
 class RankPool:
@@ -61,17 +59,37 @@ class RankPool:
         self._show(rank_id, _view(rank))
 
     def reset(self, rank_id: int, reset_id: int) -> None:
-        """``rank_id``, which is free, resets its edges."""
+        """``rank_id``, on which nothing runs, resets its edges."""
         rank = self.present[rank_id]
+        if rank.free:
+            del self._free[bisect_left(self._free, rank_id)]
         rank.reset, rank.running_request = reset_id, RESETTING
-        del self._free[bisect_left(self._free, rank_id)]
         self._show(rank_id, _view(rank))
 
     def release(self, rank_id: int) -> None:
-        """``rank_id``, which runs a dispatch or resets its edges, is free."""
-        self.present[rank_id].clear()
-        insort(self._free, rank_id)
-        self._show(rank_id, self._free_views[rank_id])
+        """``rank_id``, which runs a dispatch or resets its edges, is free, unless it is suspended."""
+        rank = self.present[rank_id]
+        rank.clear()
+        if rank.free:
+            insort(self._free, rank_id)
+            self._show(rank_id, self._free_views[rank_id])
+        else:
+            self._show(rank_id, _view(rank))
+
+    def suspend(self, rank_id: int) -> None:
+        """``rank_id``, on which nothing runs, is given nothing until :meth:`resume`."""
+        rank = self.present[rank_id]
+        if rank.free:
+            del self._free[bisect_left(self._free, rank_id)]
+        rank.suspended = True
+        rank.running_request = rank.running_request or SUSPENDED
+        self._show(rank_id, _view(rank))
+
+    def resume(self, rank_id: int) -> None:
+        rank = self.present[rank_id]
+        rank.suspended = False
+        if rank.free:
+            self.release(rank_id)
 
     def drop(self, rank_id: int) -> None:
         rank = self.lost[rank_id] = self.present.pop(rank_id)
@@ -82,6 +100,7 @@ class RankPool:
 
     def restore(self, rank_id: int) -> None:
         rank = self.lost.pop(rank_id)
+        rank.suspended = False
         rank.clear()
         self.present[rank_id] = rank
         self.views[rank_id] = _view(rank)

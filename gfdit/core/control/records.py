@@ -16,6 +16,9 @@ from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
+# What stands for the request of a rank that runs none and is not free.
+RESETTING, SUSPENDED = "(edge reset)", "(suspended)"
+
 
 class ArtifactState(StrEnum):
     PENDING = "pending"
@@ -124,6 +127,7 @@ class RequestRecord:
     visible: bool = False  # there is room for its artifacts: the policy sees it
     peak_bytes: int = 0  # the most its artifacts have taken, where that is counted
     num_retries: int = 0
+    suspects: list[int] = field(default_factory=list)  # ranks on which it has failed since it last succeeded
     has_strays: bool = False  # after a fault, ranks it has touched may hold copies that are in no book
     started: bool = False
     ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
@@ -241,6 +245,7 @@ class DispatchRecord(Struct, gc=False):
     behind: int | None = None  # the dispatch it is queued behind; None once that has ended
     followed_by: int | None = None  # the dispatch queued behind it
     asked_version: int = -1  # of the books, when the policy was last asked what comes after it
+    culprits: set[int] = set()  # ranks on which it failed, and not because a peer did
     doomed: bool = False  # what ran before it has failed: it fails too, and edges are reset afterwards
     migrations: tuple[int, ...] = ()
     finished: set[int] = set()  # ranks that have reported success, even if lost since
@@ -296,13 +301,16 @@ class RankRecord(Struct):
     node: int = 0
     dispatch: int | None = None
     reset: int | None = None  # edges being reset: not free
+    suspended: bool = False  # a task has failed on it: not free
     running_request: str | None = None
     busy_until_s: float | None = None
 
     @property
     def free(self) -> bool:
-        return self.dispatch is None and self.reset is None
+        return self.dispatch is None and self.reset is None and not self.suspended
 
     def clear(self) -> None:
-        """Make it free."""
+        """Nothing runs on it, and nothing resets its edges."""
         self.dispatch = self.reset = self.running_request = self.busy_until_s = None
+        if self.suspended:
+            self.running_request = SUSPENDED

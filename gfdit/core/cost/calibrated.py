@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
+from gfdit.core.bounded import AnswerCache
 from gfdit.core.cost import UnknownCostError
 from gfdit.core.cost.calibration import Calibration, Measured
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, widest
 from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Shape, TaskKind
+
+MAX_ANSWERS = 16384
+"""Of each kind that are remembered, in 5 MB: about 1000 sizes at four degrees each."""
 
 
 class CostKey(NamedTuple):
@@ -35,14 +39,21 @@ class CalibratedCostModel:
         self._calibration = Calibration()
         self._version = 0
         self._references: dict[tuple[Any, ...], tuple[float, tuple[Hashable, ...]]] = {}  # seconds, levels
-        self._missing: dict[tuple[Any, ...], str] = {}  # what to say of keys without a reference
         self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes
-        self._candidates: dict[tuple[Any, ...], tuple[ParallelSpec, ...]] = {}
-        self._specs: dict[tuple[Any, ...], ParallelSpec] = {}
+        # What to say where there is no reference, by a key without its shape: there is one for all or for none.
+        self._missing: AnswerCache[tuple[Any, ...], str] = AnswerCache(MAX_ANSWERS)
+        self._candidates: AnswerCache[tuple[Any, ...], tuple[ParallelSpec, ...]] = AnswerCache(MAX_ANSWERS)
+        self._specs: AnswerCache[tuple[Any, ...], ParallelSpec] = AnswerCache(MAX_ANSWERS)
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def num_entries(self) -> int:
+        """How much is remembered: of a server that runs for long it has an upper bound, whatever is asked for."""
+        num_times = len(self._references) + len(self._missing) + len(self._seconds)
+        return len(self._calibration) + num_times + len(self._candidates) + len(self._specs)
 
     @property
     def measured(self) -> Mapping[Hashable, Measured]:
@@ -83,19 +94,26 @@ class CalibratedCostModel:
     def _corrected_s(self, key: tuple[Any, ...], request_id: str) -> float:
         if (seconds := self._seconds.get(key)) is None:
             seconds, levels = self._reference(key, request_id)
-            ratios = (self._calibration.ratio(level, self.trusted_count) for level in levels)
-            seconds = self._seconds[key] = seconds * next((ratio for ratio in ratios if ratio is not None), 1.0)
+            for level in levels:
+                if (ratio := self._calibration.ratio(level, self.trusted_count)) is not None:
+                    seconds *= ratio
+                    break
+            self._seconds[key] = seconds
         return seconds
 
     def _reference(self, key: tuple[Any, ...], request_id: str) -> tuple[float, tuple[Hashable, ...]]:
         if (reference := self._references.get(key)) is None:
-            if key in self._missing:  # policies ask which batch sizes are known
-                raise UnknownCostError(self._missing[key], request_id)
+            setting = key[:2] + key[3:]
+            if setting in self._missing:  # policies ask which batch sizes are known
+                raise UnknownCostError(self._missing[setting], request_id)
+            if len(self._references) >= MAX_ANSWERS:
+                self._references.clear()
+                self._seconds.clear()  # its keys are among those
             full = CostKey(*key)
             try:
                 reference = self._references[key] = (self._reference_s(full), self._levels(full))
             except UnknownCostError as error:
-                self._missing[key] = str(error)
+                self._missing[setting] = str(error)
                 raise UnknownCostError(str(error), request_id) from None
         return reference
 
@@ -134,6 +152,7 @@ class CalibratedCostModel:
         return known
 
     def _reference_s(self, key: CostKey) -> float:
+        """Raises :class:`UnknownCostError` where there is none, whatever the shape."""
         raise NotImplementedError
 
     def _has_time(self, key: CostKey) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from types import MappingProxyType
+
+from gfdit.core.bounded import RecentDict
 
 WINDOW = 15  # measurements remembered per key: a median over them ignores up to seven outliers
+MAX_KEYS = 8192
+"""Keys with measurements: about 1000 sizes at four degrees each, in 9 MB. Of more, those used last are kept."""
 
 
 def _lower_median(ascending: list[float]) -> float:
@@ -23,7 +25,7 @@ class Measured:
 
     count: int = 0
     ratio: float = 1.0
-    recent: deque[float] = field(default_factory=deque)
+    recent: list[float] = field(default_factory=list)
     _ascending: list[float] = field(default_factory=list, repr=False)  # ``recent`` in order of size
 
     @property
@@ -37,23 +39,26 @@ class Measured:
         self.count += 1
         if len(self.recent) == WINDOW:
             if self.recent[0] == ratio:  # the same values stay, as they always do where times are known
-                self.recent.rotate(-1)
+                self.recent.append(self.recent.pop(0))
                 return
-            del self._ascending[bisect_left(self._ascending, self.recent.popleft())]
+            del self._ascending[bisect_left(self._ascending, self.recent.pop(0))]
         self.recent.append(ratio)
         insort(self._ascending, ratio)
         self.ratio = _lower_median(self._ascending)
 
 
 class Calibration:
-    """Running ratios by key."""
+    """Running ratios by key, of the :data:`MAX_KEYS` keys used last: others are as if never measured."""
 
     def __init__(self) -> None:
-        self._measured: dict[Hashable, Measured] = {}
+        self._measured: RecentDict[Hashable, Measured] = RecentDict(MAX_KEYS)
+
+    def __len__(self) -> int:
+        return len(self._measured)
 
     @property
-    def measured(self) -> Mapping[Hashable, Measured]:
-        return MappingProxyType(self._measured)
+    def measured(self) -> dict[Hashable, Measured]:
+        return dict(self._measured.items())
 
     def add(self, key: Hashable, ratio: float, at_least: int = 1) -> bool:
         """Take ``ratio`` = measured / expected in; one that is not positive and finite is dropped.

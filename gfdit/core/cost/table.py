@@ -6,8 +6,9 @@ from collections.abc import Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
 
+from gfdit.core.bounded import AnswerCache
 from gfdit.core.cost import UnknownCostError
-from gfdit.core.cost.calibrated import CalibratedCostModel, CostKey
+from gfdit.core.cost.calibrated import MAX_ANSWERS, CalibratedCostModel, CostKey
 from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.cost.shape_points import ShapePoints
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
@@ -27,7 +28,11 @@ class TableCostModel(CalibratedCostModel):
             ((e.model, e.task, e.cfg, e.parallel, e.batch), e.shape, e.seconds) for e in table.entries
         )
         self._sizes = ShapePoints(((a.model, a.artifact, a.cfg), a.shape, a.num_bytes) for a in table.artifacts)
-        self._copies_s: dict[tuple[Any, ...], float] = {}
+        self._copies_s: AnswerCache[tuple[Any, ...], float] = AnswerCache(MAX_ANSWERS)
+
+    @property
+    def num_entries(self) -> int:
+        return super().num_entries + len(self._copies_s)
 
     def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
         """What the copies take one after the other: each its latency, and its bytes once a rank that lacks it."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from gfdit.core.commands import ReportFault
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy.interface import Decision, Dispatch, SchedulerView
 
@@ -31,3 +34,27 @@ class FirstComeFirstServed:
                 dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
                 free = [rank for rank in free if rank not in ranks]
         return Decision(tuple(dispatches))
+
+
+REPEAT_S = 60.0
+_NAMES_AND_NUMBERS = re.compile(r"\S*/\S*|(?<!\S)[\d.,:]+(?!\S)")
+MAX_FAULTS = 256
+
+
+class FaultReports:
+    """Says what is wrong with a policy once, and again only if it still is after ``REPEAT_S``."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, int]] = {}  # when, and how often it came since
+
+    def report(self, message: str, now_s: float) -> ReportFault | None:
+        kind = _NAMES_AND_NUMBERS.sub("", message)  # alike, but for names of tasks and numbers
+        told_s, num_since = self._told.get(kind, (-REPEAT_S, 0))
+        if 0 <= now_s - told_s < REPEAT_S:
+            self._told[kind] = told_s, num_since + 1
+            return None
+        if len(self._told) >= MAX_FAULTS:
+            self._told.clear()
+        self._told[kind] = now_s, 0
+        again = f" (and {num_since} times more since it was last said)" if num_since else ""
+        return ReportFault(message + again)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gfdit.observe.plot import plot_comparison, plot_timeline
 from gfdit.observe.timeline import Span
+from gfdit.sim.timeline_plot import plot_comparison, plot_timeline
 
 
 def span(rank: int, request: str, kind: str, start_s: float, end_s: float) -> Span:

@@ -1,0 +1,66 @@
+"""How much work one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gfdit.core.tasks import Shape
+
+_DEFAULT_SIDE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Each check raises ``ValueError`` naming the field and what is allowed.
+
+    The outputs of a request go through the model as one batch, so they share the pixels that it may have:
+    ``max_pixels`` of a frame and of all images, ``max_video_pixels`` of all frames of all videos. ``max_steps``
+    are the denoising steps of the whole request, be they of several chunks of a video.
+    """
+
+    max_steps: int
+    max_outputs: int
+    max_pixels: int
+    max_video_pixels: int
+
+    def check_fields(self, sampling: Any) -> None:
+        """What vLLM-Omni's sampling parameters say by themselves, before anything is made of them.
+
+        Not every endpoint checks types: a number may be anything that JSON has.
+        """
+        height = _whole("height", sampling.height) or _DEFAULT_SIDE
+        width = _whole("width", sampling.width) or _DEFAULT_SIDE
+        num_frames = _whole("num_frames", sampling.num_frames) or 1
+        num_steps = _whole("num_inference_steps", sampling.num_inference_steps)
+        _whole("num_outputs_per_prompt", sampling.num_outputs_per_prompt)
+        self.check(Shape(height, width, num_frames), num_steps, sampling)
+
+    def check(self, shape: Shape, num_steps: int, sampling: Any) -> None:
+        """What an adapter makes of a request: its real size, and the steps of all its parts."""
+        num_outputs = max(1, sampling.num_outputs_per_prompt or 1)
+        if num_outputs > self.max_outputs:
+            raise ValueError(f"num_outputs_per_prompt (n) must be at most {self.max_outputs}, got {num_outputs}")
+        if num_steps > self.max_steps:
+            raise ValueError(
+                f"num_inference_steps: {num_steps} steps in all, at most {self.max_steps} are allowed"
+            )
+        frame = shape.height * shape.width
+        if frame > self.max_pixels:
+            raise ValueError(f"size {shape} has {frame} pixels a frame, at most {self.max_pixels} are allowed")
+        is_video = shape.num_frames > 1
+        allowed = self.max_video_pixels if is_video else self.max_pixels
+        if (pixels := num_outputs * shape.num_frames * frame) > allowed:
+            name = "num_frames" if is_video else "num_outputs_per_prompt (n)"
+            raise ValueError(
+                f"{name}: {num_outputs} of {shape} have {pixels} pixels, at most {allowed} are allowed"
+            )
+
+
+def _whole(name: str, value: Any) -> int:
+    """0 for what is not given, which every pipeline takes for its default."""
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be a positive integer, got {value!r:.100}")
+    return value
