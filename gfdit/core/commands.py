@@ -104,6 +104,7 @@ class ResetEdges(_Command, frozen=True, gc=False):
 class ProbeRank(_Command, frozen=True, gc=False):
     """A task has failed on ``rank``: find out whether it can still do its work (:class:`~events.RankProbed`)."""
 
+    probe_id: int
     rank: int
 
 

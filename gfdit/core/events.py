@@ -101,6 +101,7 @@ class EdgesReset(_Event, frozen=True, gc=False):
 class RankProbed(_Event, frozen=True, gc=False):
     """The answer to a :class:`~commands.ProbeRank`; with ``error`` the rank cannot do its work."""
 
+    probe_id: int
     rank: int
     error: str = ""
 

@@ -71,9 +71,9 @@ class ComputeLane:
                     case ResetEdges():
                         if message.reset_id >= self._inbox.first_id:
                             self._reset_edges(message)
-                    case ProbeRank():
+                    case ProbeRank(probe_id):
                         self._monitor.drain()
-                        self.reports.tell(RankProbed(self.rank, self._probe()))
+                        self.reports.tell(RankProbed(probe_id, self.rank, self._probe()))
                     case msg.Call():
                         # It may change what tasks work with: weights, for example.
                         self._monitor.drain()

@@ -383,8 +383,9 @@ class ControlProcess:
                 self._feed(message)
             case ev.EdgesReset():
                 self._feed(message)
-            case ev.RankProbed(rank):
-                self._owing.pop(rank, None)
+            case ev.RankProbed(probe_id, rank):
+                if probe_id >= self.config.first_id:
+                    self._owing.pop(rank, None)
                 self._feed(message)
             case msg.TaskSkipped(dispatch_id, rank):
                 self._passed(dispatch_id, rank)

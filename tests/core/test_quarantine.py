@@ -80,8 +80,8 @@ class Server:
             case cmd.ResetEdges(number, _, ranks):
                 for rank in ranks:
                     self.at(now_s, ev.EdgesReset(number, rank))
-            case cmd.ProbeRank(rank):
-                self.at(now_s + FAILS_AFTER_S, ev.RankProbed(rank, self.probe))
+            case cmd.ProbeRank(probe_id, rank):
+                self.at(now_s + FAILS_AFTER_S, ev.RankProbed(probe_id, rank, self.probe))
             case cmd.RestartRank(rank):
                 self.restarted.append(command)
                 self.at(now_s, ev.RankLost(rank, command.reason))

@@ -182,7 +182,7 @@ class Cluster:
             self.wake_at_s = command.at_s
         elif isinstance(command, cmd.ProbeRank):
             error = "cannot add" if self.random.random() < self.faults.probe else ""
-            self._reports_due.append(ev.RankProbed(command.rank, error))
+            self._reports_due.append(ev.RankProbed(command.probe_id, command.rank, error))
         elif isinstance(command, cmd.RestartRank):
             self._to_restart.append(command.rank)
         elif isinstance(command, TERMINAL):

@@ -103,7 +103,7 @@ class Books:
         self._max_queue_s = max_queue_s
         self._given_up = given_up
         self._begun: set[str] = set()  # requests
-        self._num_failures: Counter[int] = Counter()  # of a rank, since it has done a task
+        self._num_failures: Counter[int] = Counter()  # of ranks; a failed probe counts more
         self._condemned: set[int] = set()  # ranks that are to be replaced
         self._replaced: set[int] = set()  # that have done nothing since
         self._ended: set[str] = set()
@@ -129,7 +129,7 @@ class Books:
                         for life in operation.lives:
                             life.num_own_failures += 1
                     self._hear(operation, rank)
-            case ev.RankProbed(rank, error) if error:
+            case ev.RankProbed(_, rank, error) if error:
                 self._num_failures[rank] += MAX_FAILURES
             case ev.MigrationFinished(number, rank):
                 if operation := self.operations.get(number):
@@ -138,7 +138,6 @@ class Books:
                 self.operations.pop(number, None)
             case ev.RankLost(rank):
                 self._condemned.discard(rank)
-                self._num_failures.pop(rank, None)
                 for life in self._lives.values():
                     life.disturbed = True
                 for operation in list(self.operations.values()):
@@ -185,7 +184,7 @@ class Books:
                 self._check_ranks(ranks, plane)
             case cmd.ResetEdges(_, _, ranks):
                 self._check_ranks(ranks, plane)
-            case cmd.ProbeRank(rank):
+            case cmd.ProbeRank(_, rank):
                 self._check_ranks((rank,), plane)
             case cmd.RestartRank(rank, _, for_good):
                 self._condemn(rank, for_good, plane)
@@ -197,8 +196,8 @@ class Books:
 
     def _condemn(self, rank: int, for_good: bool, plane: ControlPlane) -> None:
         self._check_ranks((rank,), plane)
-        if not self._num_failures[rank]:
-            raise ContractError(f"rank {rank} is to be replaced, on which nothing has failed")
+        if self._num_failures[rank] < (1 if rank in self._replaced else MAX_FAILURES):
+            raise ContractError(f"rank {rank} is to be replaced after {self._num_failures[rank]} failures")
         if for_good and rank not in self._replaced:
             raise ContractError(f"rank {rank} is given up although it was never replaced, or has worked since")
         if for_good and len(plane.state.ranks.present) == 1:
@@ -291,7 +290,12 @@ class FollowedPlane(ControlPlane):
         if self._say is not None:
             self._say(f"{event}")
         self.books.before(event)
+        fails_probe = False
+        if isinstance(event, ev.RankProbed):
+            fails_probe = bool(event.error) and self._quarantine.awaits(event.rank, event.probe_id)
         commands = super().handle(event, now_s)
+        if fails_probe and not any(isinstance(command, cmd.RestartRank) for command in commands):
+            raise ContractError(f"nothing follows from {event}")
         for command in commands:
             if self._say is not None:
                 self._say(f"    {command}")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 OVERDUE_S = 10.0
 """Within which a server that stops has answered everybody, after the time that requests have to end."""
-BLAMELESS = (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -71,8 +70,9 @@ class _Selector(selectors.SelectSelector):
 class Client:
     """One request of one client, who may go away."""
 
-    def __init__(self, name: str, sent_s: float) -> None:
+    def __init__(self, name: str, manner: str, sent_s: float) -> None:
         self.name = name
+        self.manner = manner
         self.sent_s = sent_s
         self.status: int | None = None
         self.retry_after = False
@@ -134,6 +134,8 @@ class Endpoints:
         if self.is_down:
             await _respond(send, HTTPStatus.INTERNAL_SERVER_ERROR, "EngineDeadError")
             return
+        if self._world.entrance.stopping_s is not None:
+            self._world.accuse(f"{name} comes to a server that stops")
         waiting = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._world.submit(*arrival)
         if manner == "stream":  # the answer begins before it is known
@@ -205,6 +207,7 @@ class Entrance:
         self.clients: dict[str, Client] = {}
         self.num_open = 0
         self.stopping_s: float | None = None
+        self._is_impatient = False  # whoever stops it
         self.closed_s: float | None = None
         self._world = world
         self.loop = VirtualLoop(world.scheduler)
@@ -244,6 +247,7 @@ class Entrance:
 
     def terminate(self) -> None:
         """SIGTERM; a second one has no patience."""
+        self._is_impatient = self.stopping_s is not None
         if self.stopping_s is None:
             self.stopping_s = self._world.scheduler.time_s
         self.loop.call_soon_threadsafe(self.loop.on_signal[signal.SIGTERM])
@@ -257,14 +261,14 @@ class Entrance:
     # One exchange
 
     def _open(self, name: str, arrival: tuple[Request, TaskGraph]) -> None:
-        self.clients[name] = client = Client(name, self.loop.time())
+        manner = self._world.draw.choice(["plain", "plain", "plain", "stream", "deaf"])
+        self.clients[name] = client = Client(name, manner, self.loop.time())
         task = self.loop.create_task(self._exchange(client, arrival))
         task.add_done_callback(partial(self._close, client))
 
     async def _exchange(self, client: Client, arrival: tuple[Request, TaskGraph]) -> None:
-        manner = self._world.draw.choice(["plain", "plain", "plain", "stream", "deaf"])
         scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "app": self.endpoints}
-        await self._front({**scope, "arrival": arrival, "manner": manner}, client.receive, client.send)
+        await self._front({**scope, "arrival": arrival, "manner": client.manner}, client.receive, client.send)
 
     def _close(self, client: Client, task: asyncio.Task[None]) -> None:
         self.num_open -= 1
@@ -274,26 +278,28 @@ class Entrance:
             self._world.note_wrong(error)
 
     def _check_answer(self, client: Client, task: asyncio.Task[None]) -> None:
-        name, now_s, stopping_s = client.name, self.loop.time(), self.stopping_s
+        name, status, stopping_s = client.name, client.status, self.stopping_s
         if not task.cancelled() and (error := task.exception()) is not None:
             raise ContractError(f"what answers {name} raises {error!r}") from error
         if client.has_gone.is_set():
             return
-        if stopping_s is not None and now_s > max(stopping_s, client.sent_s) + self.grace_s + OVERDUE_S:
-            raise ContractError(f"{name} is answered {now_s - stopping_s:.0f} s after the server was to stop")
-        is_cut = task.cancelled() and client.status == HTTPStatus.OK  # its answer had begun
-        if not client.is_whole and not (is_cut and stopping_s is not None):
-            raise ContractError(f"{name} is not answered")
         ending = self._world.endings_by_name.get(name)
-        if stopping_s is not None and ending is None:
-            if client.status not in BLAMELESS:
-                raise ContractError(f"{name} is answered {client.status} by a server that stops")
-        elif client.status != (expected := self._expected(name, ending)) and client.status != HTTPStatus.OK:
-            raise ContractError(f"{name} is answered {client.status}, not {expected}: {ending}")
-        if (
-            client.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-            and not client.retry_after
-        ):
+        if stopping_s is not None:
+            since_s = self.loop.time() - stopping_s
+            if since_s > self.grace_s + OVERDUE_S and client.sent_s < stopping_s:
+                raise ContractError(f"{name} is answered {since_s:.0f} s after the server was to stop")
+            is_cut = ending is None and client.sent_s < stopping_s and not self.endpoints.is_down
+            if is_cut and since_s < self.grace_s - 0.01 and not self._is_impatient:
+                raise ContractError(f"{name} is given up before its time, {since_s:.0f} s after the signal")
+            if task.cancelled() and client.manner == "stream":
+                return  # its answer had begun
+        if not client.is_whole:
+            raise ContractError(f"{name} is not answered")
+        has_begun = client.manner == "stream" and status == HTTPStatus.OK
+        expected = HTTPStatus.OK if has_begun else self._expected(name, ending)
+        if status != expected and not (stopping_s is not None and status == HTTPStatus.SERVICE_UNAVAILABLE):
+            raise ContractError(f"{name} is answered {status}, not {expected}: {ending}")
+        if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS) and not client.retry_after:
             raise ContractError(f"{name} is not told when to try again")
 
     def _expected(self, name: str, ending: msg.RequestEnd | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,38 +14,49 @@ from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import ResetEdges
 from gfdit.core.control import ControlPlane
+from gfdit.core.control import plane as plane_module
 from gfdit.core.control import state as state_module
 from gfdit.core.control.artifact_budget import ArtifactBudget
 from gfdit.core.control.checkpoints import Checkpoints
 from gfdit.core.control.edges import EdgeResets
 from gfdit.core.control.holders import Holders
+from gfdit.core.control.quarantine import Quarantine
+from gfdit.core.control.ranks import RankPool
 from gfdit.core.control.records import DispatchRecord
 from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.policy import Decision
+from gfdit.core.policy.fallback import FirstComeFirstServed
 from gfdit.migration import transfer
 from gfdit.migration.parts import ArtifactParts
+from gfdit.omni import http_front
+from gfdit.omni.http_front import HttpFront, _Exchange
 from gfdit.runtime import control_process
-from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.made_by import MadeBy
 from gfdit.runtime.supervisor import Supervisor
 from gfdit.runtime.time_limits import TimeLimits
-from gfdit.runtime.watch import Watch
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Plant] = {}
-FIRST_SEEDS = {  # of those that rare weather shows: a storm from here on finds them soon
-    "copies-to-fall-back-on-are-counted-on-before-they-are-there": 85,
-    "an-old-copy-takes-the-place-of-a-newer-one": 75,
-    "a-rank-is-given-up-after-its-first-failure": 32,
-}
+WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of those that rare weather shows
 
 
 def mutant(plant: Plant) -> Plant:
     MUTANTS[plant.__name__.replace("_", "-")] = plant
     return plant
+
+
+def mutant_in(**weather: Any) -> Callable[[Plant], Plant]:
+    """A planted bug that such weather shows, and that may be rare."""
+
+    def add(plant: Plant) -> Plant:
+        WEATHER[plant.__name__.replace("_", "-")] = weather
+        return mutant(plant)
+
+    return add
 
 
 def _after(patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]) -> None:
@@ -100,7 +112,7 @@ def a_lost_rank_still_holds_its_artifacts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterState, "drop_rank", drop)
 
 
-@mutant
+@mutant_in(task_error=0.1, spurious_echo=0.1, deaths_per_s=0.3)
 def members_that_failed_hold_the_outputs_too(patch: pytest.MonkeyPatch) -> None:
     original = Holders.task_succeeded
 
@@ -111,7 +123,7 @@ def members_that_failed_hold_the_outputs_too(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Holders, "task_succeeded", succeeded)
 
 
-@mutant
+@mutant_in(spurious_echo=0.3)
 def consumed_inputs_count_as_kept(patch: pytest.MonkeyPatch) -> None:
     """A member that finished has dropped its inputs; the task runs again as if it had not."""
     patch.setattr(Holders, "task_failed", lambda self, record, task, dispatch: None)
@@ -149,7 +161,7 @@ def strays_are_not_freed_after_a_fault(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Holders, "_free", free)
 
 
-@mutant
+@mutant_in(deaths_per_s=0.5, longest_lag_s=20.0)
 def copies_to_fall_back_on_are_counted_on_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
     original = Checkpoints.after
 
@@ -216,7 +228,7 @@ def a_rewound_request_forgets_its_readers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_module, "rewind", rewind)
 
 
-@mutant
+@mutant_in(split=True)
 def a_sender_tells_parts_apart_by_their_shapes(patch: pytest.MonkeyPatch) -> None:
     """Parts of equal shape are not always the same part."""
 
@@ -262,17 +274,12 @@ def a_lane_runs_what_was_withdrawn(patch: pytest.MonkeyPatch) -> None:
     _after(patch, Claims, "begin", lambda *_: True)
 
 
-@mutant
+@mutant_in(longest_delay_s=3.0, deaths_per_s=0.5)
 def what_was_begun_is_withdrawn_all_the_same(patch: pytest.MonkeyPatch) -> None:
     _after(patch, Claims, "withdraw", lambda *_: True)
 
 
-@mutant
-def an_old_copy_takes_the_place_of_a_newer_one(patch: pytest.MonkeyPatch) -> None:
-    _after(patch, MadeBy, "accepts", lambda *_: True)
-
-
-@mutant
+@mutant_in(longest_lag_s=20.0, spurious_echo=0.3)
 def an_old_order_to_free_is_obeyed(patch: pytest.MonkeyPatch) -> None:
     original = MadeBy.forget
     patch.setattr(MadeBy, "forget", lambda self, artifacts, before=None: original(self, artifacts))
@@ -302,7 +309,7 @@ def edges_are_not_reset_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ControlPlane, "_on_reconnected", reconnected)
 
 
-@mutant
+@mutant_in(control_deaths_per_s=0.5)
 def a_part_is_taken_for_the_whole_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
     def whole(event: ev.Reconnected) -> ev.Reconnected:
         holdings = tuple(
@@ -337,19 +344,7 @@ def messages_of_an_earlier_control_process_are_obeyed(patch: pytest.MonkeyPatch)
     patch.setattr(RuntimeConfig, "first_id", 0)
 
 
-@mutant
-def commands_of_an_earlier_control_process_are_obeyed(patch: pytest.MonkeyPatch) -> None:
-    original = Watch.handle
-
-    def handle(self: Watch, message: msg.WatchMessage) -> None:
-        original(self, message)
-        for lane in self._lanes:
-            lane.first_id = 0
-
-    patch.setattr(Watch, "handle", handle)
-
-
-@mutant
+@mutant_in(control_deaths_per_s=0.3, deaths_per_s=1.0, longest_restart_s=0.1, longest_lag_s=0.5)
 def generations_begin_where_living_workers_have_been(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(control_process, "GENERATIONS_AHEAD", 0)
 
@@ -373,7 +368,7 @@ def a_worker_has_the_number_of_the_one_before(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Supervisor, "remove", remove)
 
 
-@mutant
+@mutant_in(failed_start=0.5, deaths_per_s=0.3, dead_hosts_per_s=0.0)
 def a_rank_is_given_up_after_its_first_failure(patch: pytest.MonkeyPatch) -> None:
     original = Supervisor.plan_start
 
@@ -391,3 +386,112 @@ def time_limits_never_fire(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def silence_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Supervisor, "silent", lambda self: {})
+
+
+# Who is to blame
+
+
+def _own_failures_only(**more: Any) -> dict[str, Any]:
+    return {"faulty_ranks_per_s": 0.2, "faulty_share": 1.0, **more}
+
+
+@mutant_in(**_own_failures_only())
+def a_request_is_to_blame_for_its_first_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlPlane, "_is_to_blame", lambda self, record, dispatch: True)
+
+
+@mutant_in(**_own_failures_only(probe_tells=1.0))
+def a_probe_that_fails_is_overlooked(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._on_rank_probed
+    patch.setattr(
+        ControlPlane,
+        "_on_rank_probed",
+        lambda self, event: original(self, ev.RankProbed(event.probe_id, event.rank)),
+    )
+
+
+@mutant_in(**_own_failures_only())
+def a_rank_is_replaced_for_a_single_failure(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, Quarantine, "is_faulty", lambda *_: True)
+
+
+@mutant_in(**_own_failures_only())
+def a_suspect_that_passes_its_probe_never_comes_back(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, Quarantine, "settled", lambda *_: [])
+
+
+@mutant_in(**_own_failures_only())
+def a_suspect_is_given_tasks_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RankPool, "suspend", lambda self, rank: None)
+
+
+# A policy that errs, and requests that wait
+
+
+@mutant_in(policy_lie=0.3)
+def a_wrong_decision_is_carried_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plane_module, "check_dispatch", lambda *_, **__: None)
+
+
+@mutant_in(policy_fault=0.5)
+def nobody_decides_where_the_policy_cannot(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, FirstComeFirstServed, "schedule", lambda *_: Decision())
+
+
+@mutant_in(max_queue_s=5.0)
+def requests_wait_for_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlPlane, "_end_unstarted", lambda self: False)
+
+
+@mutant_in(max_queue_s=5.0, control_deaths_per_s=0.3)
+def who_has_started_waits_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
+    _reconnected(patch, lambda event: replace(event, started=()))
+
+
+@mutant_in(failed_start=0.9, deaths_per_s=0.5)
+def a_worker_that_never_gets_ready_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    def only_ready(found: dict[int, str], self: Supervisor) -> dict[int, str]:
+        return {rank: how for rank, how in found.items() if self.workers[rank].ready}
+
+    _after(patch, Supervisor, "silent", only_ready)
+
+
+# Clients
+
+
+@mutant_in(terminates=1.0)
+def requests_that_run_are_cut_when_the_server_is_to_stop(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(http_front, "_grace_s", lambda app: 0.0)
+
+
+@mutant_in(terminates=1.0)
+def a_server_that_is_to_stop_waits_for_whoever_runs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(http_front, "_grace_s", lambda app: 1e6)
+
+
+@mutant_in(terminates=1.0)
+def a_server_that_is_to_stop_takes_requests(patch: pytest.MonkeyPatch) -> None:
+    def on_signal(self: HttpFront, app: Any) -> None:
+        self._stop = asyncio.get_running_loop().create_task(self._drain(app))
+
+    patch.setattr(HttpFront, "_on_signal", on_signal)
+
+
+@mutant_in(terminates=1.0)
+def who_is_given_up_is_told_that_all_is_well(patch: pytest.MonkeyPatch) -> None:
+    original = _Exchange.receive
+
+    async def receive(self: _Exchange) -> Any:
+        message = await original(self)
+        self._given_up = False
+        return message
+
+    patch.setattr(_Exchange, "receive", receive)
+
+
+@mutant_in(deaths_per_s=0.5)
+def errors_reach_clients_as_vllm_omni_makes_them(patch: pytest.MonkeyPatch) -> None:
+    async def never(self: _Exchange, status: int, text: str) -> None:
+        return None
+
+    patch.setattr(_Exchange, "_retryable", never)

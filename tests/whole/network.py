@@ -172,6 +172,7 @@ class SimulatedPort:
 
     def close(self) -> None:
         """All that was sent arrives."""
+        self._world.scheduler.sleep(LONGEST_S)
 
     def lose(self) -> None:
         """Its process has ended."""

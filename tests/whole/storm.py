@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.whole.world import World
 
@@ -24,11 +25,19 @@ class Storm:
     failure: str = ""
 
 
-def storm(first_seed: int, num_events: int, progress: Callable[[Storm], None] = lambda done: None) -> Storm:
-    """Runs from ``first_seed`` on, until one is wrong or at least ``num_events`` events were handled."""
+def storm(
+    first_seed: int,
+    num_events: int,
+    progress: Callable[[Storm], None] = lambda done: None,
+    change: Mapping[str, Any] | None = None,
+) -> Storm:
+    """Runs from ``first_seed`` on, until one is wrong or at least ``num_events`` events were handled.
+
+    ``change`` is what is not drawn of the weather.
+    """
     done, start_s = Storm(), time.monotonic()
     while done.num_events < num_events and done.failed_seed is None:
-        world = World(first_seed + done.num_runs)
+        world = World(first_seed + done.num_runs, change=change)
         try:
             world.run()
         except Exception as error:

@@ -143,7 +143,7 @@ class Weather:
             control_deaths_per_s=perhaps(0.2, 0.5),
             control_stops_per_s=perhaps(0.1, 0.4),
             faulty_ranks_per_s=perhaps(0.1, 0.4),
-            dead_hosts_per_s=perhaps(0.03, 0.2),
+            dead_hosts_per_s=perhaps(0.02, 0.15),
             faulty_share=draw.choice([0.3, 1.0, 1.0]),
             faulty_for_good=draw.choice([0.0, 0.5, 1.0]),
             probe_tells=draw.choice([0.0, 0.5, 1.0]),

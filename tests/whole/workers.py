@@ -263,10 +263,16 @@ class SimulatedReports:
         self._worker = worker
 
     def tell(self, message: msg.WorkerMessage) -> None:
-        if isinstance(message, ev.MigrationFinished) and message.error:
-            for life in self._worker.world.operations[message.migration_id].lives:
-                life.disturbed = True
+        match message:
+            case ev.MigrationFinished(number, error=error) if error:
+                self._disturb(number)
+            case ev.TaskFailed(number, caused_by_peer=True):  # it may have waited in vain for a copy still to come
+                self._disturb(number)
         self._worker.world.network.from_worker(self._worker, message)
+
+    def _disturb(self, number: int) -> None:
+        for life in self._worker.world.operations[number].lives:
+            life.disturbed = True
 
     def deliver(self, results: dict[str, bytes]) -> None:
         for request_id, value in results.items():

@@ -7,12 +7,13 @@ clock are simulated. Everything is in one thread.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.whole.strands import Host, Scheduler
 from tests.whole.weather import Weather
 from tests.whole.workers import SPLIT_VIEWS, Contents, Worker
 
+CLOSED_S = 5.0  # within which all processes end where none has anything to do
 ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
 FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
 STARVED_S = 900.0  # without any event; longer than every time limit
@@ -52,15 +54,16 @@ RESULT_TIMEOUT_S = 10.0
 class World:
     """One run. ``run`` raises ``AssertionError``, of which :class:`ContractError` is one, if anything is wrong.
 
-    ``log`` is given every event and command. ``digest`` is the same for the same run.
+    ``log`` is given every event and command. ``change`` is what is not drawn of the weather. ``digest`` is the
+    same for the same run.
     """
 
     def __init__(
-        self, seed: int, log: Callable[[str], None] | None = None, weather: Weather | None = None
+        self, seed: int, log: Callable[[str], None] | None = None, change: Mapping[str, Any] | None = None
     ) -> None:
         self.seed = seed
         draw = self.draw = random.Random(seed)
-        self.weather = Weather.draw(draw) if weather is None else weather
+        self.weather = dataclasses.replace(Weather.draw(draw), **(change or {}))
         self.num_ranks = self.weather.draw_num_ranks(draw)
         self.contents = Contents(seed, SPLIT_VIEWS if self.weather.split else VIEWS)
         self.scheduler = Scheduler()
@@ -183,6 +186,7 @@ class World:
         except RuntimeDownError as error:
             self._say(f"down: {error}")
             self._check_down(str(error))
+            self.without_result.update(self._completed)
             self.entrance.go_down(str(error))
             while self.entrance.num_open or self._num_planned:
                 self.scheduler.wait(1.0)
@@ -196,7 +200,13 @@ class World:
 
     def _close(self) -> None:
         """All processes end, at once or when they find that the server has."""
+        started_s = self.scheduler.time_s
+        hosts = [*self._living(), self.link.host]
+        has_to_do = any(worker.is_ready and not self._is_idle(worker) for worker in self._living())
+        is_calm = not (has_to_do or self.num_control_deaths or any(host and host.stopped for host in hosts))
         self.client.close()
+        if is_calm and self.scheduler.time_s - started_s > CLOSED_S:
+            raise ContractError("the end takes long although nobody has anything to do any more")
         self.is_closed = True
         for worker in self._living():
             worker.note_end_of_server()
@@ -234,7 +244,7 @@ class World:
         for request_id, completed_s in list(self._completed.items()):
             if self.clock() - completed_s > RESULT_TIMEOUT_S:
                 del self._completed[request_id]
-                if not self.num_deaths:
+                if not (self.num_deaths or self._clock_offset_s):  # after a jump it may still come
                     raise ContractError(f"the result of {request_id} is lost, although no worker was")
                 self.without_result.add(request_id)
                 self.entrance.end(request_id, None)

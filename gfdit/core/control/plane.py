@@ -719,13 +719,15 @@ class ControlPlane:
             return
         if rank not in self._quarantine.suspected:
             self.state.ranks.suspend(rank)
-            self._commands.append(cmd.ProbeRank(rank))
-        self._quarantine.suspect(rank, [record.request.id for record in failed], self._now_s)
+            probe = cmd.ProbeRank(self.state.new_id(), rank)
+            self._commands.append(probe)
+            self._quarantine.suspect(rank, probe.probe_id, self._now_s)
+        self._quarantine.note_failures(rank, [record.request.id for record in failed])
         for record in failed:
             record.suspects.append(rank)
 
     def _on_rank_probed(self, event: ev.RankProbed) -> bool:
-        if event.rank not in self._quarantine.suspected:
+        if not self._quarantine.awaits(event.rank, event.probe_id):
             return False
         if event.error:
             self._condemn(event.rank, f"it fails its probe: {event.error}")

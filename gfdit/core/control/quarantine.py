@@ -2,17 +2,16 @@
 
 A task that raises on one rank says that something is wrong, not with whom. The rules:
 
-1. An error of the client's (HTTP 4xx) ends the request; the rank is not suspected. 2. Otherwise the rank is
-suspended and probed, and the request runs again elsewhere: what is suspended is given nothing. 3. If the request
-then succeeds, the rank was to blame. After ``MAX_FAILURES`` of them in a row, without a success in
-   between, or at once if its probe fails, its process is replaced. If it then fails again before it has done
+1. An error of the client's (HTTP 4xx) ends the request; the rank is not suspected.
+2. Otherwise the rank is suspended and probed, and the request runs again elsewhere: what is suspended is given
+   nothing.
+3. If the request then succeeds, the rank was to blame. After ``MAX_FAILURES`` of them in a row, without a success
+   in between, or at once if its probe fails, its process is replaced. If it then fails again before it has done
    anything else, it is given up, unless it is the last one.
 4. If the request fails again by itself, after the first rank has passed its probe, the request is to blame: it
-ends with
-   the error, and no rank is. So it is if it fails on two ranks at a time.
+   ends with the error, and no rank is. So it is if it fails on two ranks at a time.
 5. A rank that has passed its probe comes back once its requests are judged, after ``PATIENCE_S`` if they never
-are, and
-   at once where nothing can go on without it.
+   are, and at once where nothing can go on without it.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ PATIENCE_S = 30.0
 class _Suspicion:
     """``undecided`` are requests that failed there and have neither succeeded nor failed elsewhere since."""
 
+    probe_id: int
     until_s: float
     undecided: set[str] = field(default_factory=set)
     passed: bool = False  # its probe
@@ -36,10 +36,7 @@ class _Suspicion:
 
 @dataclass(slots=True)
 class _Past:
-    """Of a rank, whichever process it has:
-
-    ``num_failures`` in a row, and whether a process was replaced for them.
-    """
+    """Of a rank, whichever process it has: ``num_failures`` in a row, and whether one was replaced for them."""
 
     num_failures: int = 0
     on_probation: bool = False
@@ -57,10 +54,17 @@ class Quarantine:
         open_s = [suspicion.until_s for suspicion in self.suspected.values() if not suspicion.replaced]
         return min(open_s, default=None)
 
-    def suspect(self, rank: int, requests: Iterable[str], now_s: float) -> None:
-        """``requests`` have failed on ``rank`` together."""
-        suspicion = self.suspected.setdefault(rank, _Suspicion(now_s + PATIENCE_S))
-        suspicion.undecided.update(requests)
+    def suspect(self, rank: int, probe_id: int, now_s: float) -> None:
+        """``rank``, of which nothing bad was known, is probed."""
+        self.suspected[rank] = _Suspicion(probe_id, now_s + PATIENCE_S)
+
+    def note_failures(self, rank: int, requests: Iterable[str]) -> None:
+        """``requests`` have failed together on ``rank``, which is suspected."""
+        self.suspected[rank].undecided.update(requests)
+
+    def awaits(self, rank: int, probe_id: int) -> bool:
+        """Whether that is the probe of ``rank`` that matters, and not one of another process or another time."""
+        return rank in self.suspected and self.suspected[rank].probe_id == probe_id
 
     def passed(self, rank: int) -> bool:
         """Whether ``rank`` has passed its probe, or is not suspected."""
