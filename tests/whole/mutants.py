@@ -107,7 +107,7 @@ def a_lost_rank_still_holds_its_artifacts(patch: pytest.MonkeyPatch) -> None:
         self.ranks.drop(rank_id)
         for dispatch in self.dispatches.values():
             if rank_id in dispatch.layout.ranks:
-                dispatch.lost.add(rank_id)
+                dispatch.lost |= {rank_id}
 
     patch.setattr(ClusterState, "drop_rank", drop)
 

@@ -62,7 +62,7 @@ class Holders:
         Of two tasks that read an artifact at the same time neither consumes it.
         """
         freed: list[cmd.Command] = []
-        finished = dispatch.finished.difference(dispatch.lost)
+        finished = dispatch.finished.difference(dispatch.lost) if dispatch.lost else dispatch.finished
         for name in task.outputs:
             record.materialize(name, dispatch.layout, finished, _view_of(name, record, task, dispatch))
             if not record.artifacts[name].readers and record.consumers[name]:

@@ -260,7 +260,7 @@ class ControlPlane:
     def _go_on(self, dispatch: DispatchRecord, failed: set[str]) -> None:
         """With every request of a dispatch that is over; those in ``failed`` have tasks that did not succeed."""
         undecided = []
-        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+        for request_id in dispatch.request_ids:
             record = self.state.requests[request_id]
             if record.ending is None:
                 if request_id in failed:
@@ -330,13 +330,12 @@ class ControlPlane:
         """Ask the policy while tasks are ready and ranks free; where it fails, first come is first served."""
         state = self.state
         while state.ready.by_id:
-            if state.ranks.any_free:
-                mistake = self._ask_policy()
-                if mistake is not None:
-                    self._complain(f"{mistake}; first come, first served instead")
-                    self._fall_back()
-                if self._quarantine.suspected:
-                    self._fall_back(suspects_only=True)
+            mistake = self._ask_policy()
+            if mistake is not None:
+                self._complain(f"{mistake}; first come, first served instead")
+                self._fall_back()
+            if self._quarantine.suspected:
+                self._fall_back(suspects_only=True)
             if not state.ready.by_id or state.dispatches or self._resets.held:
                 return
             if self._release_suspects():
@@ -355,9 +354,10 @@ class ControlPlane:
     def _ask_policy(self) -> str | None:
         """Carry out what the policy decides; returns its mistake, if it makes one."""
         self._wakes = False
-        while self.state.has_work():
+        state = self.state
+        while state.ready.by_id and state.ranks.any_free:
             try:
-                decision = self.policy.schedule(self.state.view(self._now_s, self.cost))
+                decision = self.policy.schedule(state.view(self._now_s, self.cost))
                 check_decision(decision, policy=self.policy.name)
                 return self._carry_out(decision)
             except UnknownCostError as error:
@@ -434,7 +434,7 @@ class ControlPlane:
             self._begin_migrations(migrations)
             busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
         consumes = tuple([name for task in tasks for name in self._holders.last_reads(task)])
-        moves = tuple([migration.migration_id for migration in migrations])
+        moves = tuple([migration.migration_id for migration in migrations]) if migrations else ()
         record = DispatchRecord(
             state.new_id(), tasks, views, layout, set(layout.ranks), consumes, migrations=moves
         )
@@ -545,13 +545,19 @@ class ControlPlane:
         return False
 
     def _on_finished(self, event: ev.TaskFinished) -> bool:
-        dispatch = self._note_begun(event.dispatch_id)
-        if dispatch is None or not self._report(dispatch, event.rank):
+        # As _note_begun and _report do, without the calls: nothing happens more often.
+        dispatch, rank = self.state.dispatches.get(event.dispatch_id), event.rank
+        if dispatch is None or rank not in dispatch.waiting_for:
             return False
-        dispatch.finished.add(event.rank)
-        self._quarantine.note_success(event.rank)
+        if dispatch.state is not DispatchState.BEGUN:
+            dispatch.move(DispatchState.BEGUN)
+        dispatch.waiting_for.discard(rank)
+        dispatch.finished.add(rank)
+        if self._quarantine.past:
+            self._quarantine.note_success(rank)
         dispatch.seconds = max(dispatch.seconds, event.seconds)
-        dispatch.made.update(event.views)
+        if event.views:
+            dispatch.made.update(event.views)
         return self._close_if_done(dispatch)
 
     def _on_failed(self, event: ev.TaskFailed) -> bool:
@@ -563,7 +569,7 @@ class ControlPlane:
             dispatch.error, dispatch.status_code = event.error, event.status_code
             dispatch.caused_by_peer = event.caused_by_peer
         if not event.caused_by_peer:
-            dispatch.culprits.add(event.rank)
+            dispatch.culprits += (event.rank,)
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 
@@ -577,7 +583,7 @@ class ControlPlane:
         self.state.undo(dispatch)
         if dispatch.doomed:
             self._reset_edges(dispatch.members)
-        for request_id in dict.fromkeys([task.request_id for task in dispatch.tasks]):
+        for request_id in dispatch.request_ids:
             record = self.state.requests[request_id]
             if record.has_strays and record.ending is None:
                 self.state.recover(record)
@@ -606,7 +612,7 @@ class ControlPlane:
         if dispatch.waiting_for or dispatch.behind is not None:
             return False
         state = self.state
-        follower = state.follower(dispatch)
+        follower = None if dispatch.followed_by is None else state.dispatches[dispatch.followed_by]
         state.release(dispatch, DispatchState.OVER)
         if dispatch.error is None:
             self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
@@ -614,7 +620,8 @@ class ControlPlane:
             self._forget_unconfirmed(dispatch)
         failed = self._account(dispatch)
         # A member that failed may have stopped in the middle of a collective: its edges are out of step.
-        out_of_step = dispatch.doomed or not dispatch.finished.issuperset(dispatch.members)
+        disturbed = dispatch.error is not None or dispatch.lost
+        out_of_step = dispatch.doomed or (disturbed and not dispatch.finished.issuperset(dispatch.members))
         if follower is not None:
             if out_of_step or failed:
                 self._doom(follower, dispatch)
@@ -630,11 +637,13 @@ class ControlPlane:
         """Book what was made and read; returns the requests with tasks that did not succeed."""
         state = self.state
         failed: set[str] = set()
+        undisturbed = dispatch.error is None and not dispatch.lost
         for task in dispatch.tasks:
             record = state.requests[task.request_id]
             record.running.discard(dispatch.id)
-            record.has_strays |= dispatch.error is not None or bool(dispatch.lost)
-            if has_succeeded(record, task, dispatch):
+            if not undisturbed:
+                record.has_strays = True
+            if undisturbed or has_succeeded(record, task, dispatch):
                 self._commands.extend(self._holders.task_succeeded(record, task, dispatch))
                 state.finish_task(record, task)
                 if record.suspects:

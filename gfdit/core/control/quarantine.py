@@ -47,7 +47,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.suspected: dict[int, _Suspicion] = {}
-        self._past: dict[int, _Past] = {}
+        self.past: dict[int, _Past] = {}  # of ranks that have failed, and done nothing since
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -77,8 +77,8 @@ class Quarantine:
 
     def note_success(self, rank: int) -> None:
         """``rank`` has done a task."""
-        if rank in self._past and rank not in self.suspected:
-            del self._past[rank]
+        if rank in self.past and rank not in self.suspected:
+            del self.past[rank]
 
     def judge(self, request_id: str, *, guilty_rank: bool) -> None:
         """``request_id`` has succeeded elsewhere: the ranks on which it failed are to blame. Or it has ended."""
@@ -86,7 +86,7 @@ class Quarantine:
             if request_id in suspicion.undecided:
                 suspicion.undecided.discard(request_id)
                 if guilty_rank:
-                    self._past.setdefault(rank, _Past()).num_failures += 1
+                    self.past.setdefault(rank, _Past()).num_failures += 1
 
     def settled(self, now_s: float) -> list[int]:
         """Ranks that can come back: :meth:`absolve` them, or :meth:`condemn`."""
@@ -95,7 +95,7 @@ class Quarantine:
 
     def is_faulty(self, rank: int) -> bool:
         """Whether it has failed too often."""
-        past = self._past.get(rank, _Past())
+        past = self.past.get(rank, _Past())
         return past.num_failures >= (1 if past.on_probation else MAX_FAILURES)
 
     def absolve(self, rank: int) -> None:
@@ -105,7 +105,7 @@ class Quarantine:
     def condemn(self, rank: int) -> bool:
         """Its process is to be replaced. Say whether it is hopeless: that was done before, and did not help."""
         self.suspected[rank].replaced = True
-        past = self._past.setdefault(rank, _Past())
+        past = self.past.setdefault(rank, _Past())
         hopeless, past.on_probation, past.num_failures = past.on_probation, True, 0
         return hopeless
 

@@ -70,11 +70,11 @@ class RankPool:
         """``rank_id``, which runs a dispatch or resets its edges, is free, unless it is suspended."""
         rank = self.present[rank_id]
         rank.clear()
-        if rank.free:
+        if rank.suspended:
+            self._show(rank_id, _view(rank))
+        else:
             insort(self._free, rank_id)
             self._show(rank_id, self._free_views[rank_id])
-        else:
-            self._show(rank_id, _view(rank))
 
     def suspend(self, rank_id: int) -> None:
         """``rank_id``, on which nothing runs, is given nothing until :meth:`resume`."""

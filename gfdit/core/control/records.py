@@ -220,15 +220,16 @@ class RequestRecord:
         else:
             art.holders = dict.fromkeys(holders, layout)
         art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
+        missing = self.missing
         for task in () if known else self.consumers[name]:
-            if (missing := self.missing.get(task.id)) is None:
-                continue  # it runs: the artifact was lost everywhere else meanwhile
-            if missing > 1:
-                self.missing[task.id] = missing - 1
+            # One that lacks nothing runs: the artifact was lost everywhere else meanwhile.
+            if (number := missing.get(task.id, 0)) != 1:
+                if number:
+                    missing[task.id] = number - 1
                 continue
-            del self.missing[task.id]
+            del missing[task.id]
             if self.states[task.id] is TaskState.WAITING:  # and not queued
-                self.move(task, TaskState.UNBLOCKED)
+                self.states[task.id] = TaskState.UNBLOCKED
                 self.unblocked.append(task)
 
 
@@ -245,11 +246,11 @@ class DispatchRecord(Struct, gc=False):
     behind: int | None = None  # the dispatch it is queued behind; None once that has ended
     followed_by: int | None = None  # the dispatch queued behind it
     asked_version: int = -1  # of the books, when the policy was last asked what comes after it
-    culprits: set[int] = set()  # ranks on which it failed, and not because a peer did
+    culprits: tuple[int, ...] = ()  # ranks on which it failed, and not because a peer did
     doomed: bool = False  # what ran before it has failed: it fails too, and edges are reset afterwards
     migrations: tuple[int, ...] = ()
     finished: set[int] = set()  # ranks that have reported success, even if lost since
-    lost: set[int] = set()  # ranks lost since, even if they have joined again
+    lost: frozenset[int] = frozenset()  # ranks lost since, even if they have joined again
     seconds: float = 0.0
     made: dict[str, ArtifactView] = {}  # what was said of its outputs
     error: str | None = None
@@ -260,6 +261,11 @@ class DispatchRecord(Struct, gc=False):
         """It is in another state now."""
         assert to in DISPATCH_TRANSITIONS[self.state], f"dispatch {self.id} was {self.state} and cannot be {to}"
         self.state = to
+
+    @property
+    def request_ids(self) -> Iterable[str]:
+        tasks = self.tasks
+        return (tasks[0].request_id,) if len(tasks) == 1 else dict.fromkeys([task.request_id for task in tasks])
 
     @property
     def may_be_withdrawn(self) -> bool:

@@ -136,7 +136,9 @@ class ClusterState:
         """``dispatch``, whose tasks are ready and whose ranks are free, runs and should end at ``ends_s``."""
         self.dispatches[dispatch.id] = dispatch
         for task in dispatch.tasks:
-            self._block(self.requests[task.request_id], task, TaskState.RUNNING)
+            record = self.requests[task.request_id]
+            self.ready.remove(task.id, record.place(task.id))
+            record.move(task, TaskState.RUNNING)
         self._occupy(dispatch, ends_s)
 
     def _occupy(self, dispatch: DispatchRecord, ends_s: float) -> None:
@@ -205,7 +207,7 @@ class ClusterState:
         self.ranks.drop(rank_id)
         for dispatch in self.dispatches.values():
             if rank_id in dispatch.layout.ranks:
-                dispatch.lost.add(rank_id)
+                dispatch.lost |= {rank_id}
         for record in self.requests.values():
             for art in record.artifacts.values():
                 art.drop_from((rank_id,))
