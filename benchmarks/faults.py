@@ -247,7 +247,9 @@ def measure(times: int, seed: int) -> dict[str, Any]:
         finally:
             client.close()
             heap.unlink()
-        left = sum(map(len, held)) + sum(psutil.pid_exists(pid) for pid in pids) + run_dir.exists()
+        # Those that are not its children end on their own.
+        _, running = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], STUCK_S)
+        left = sum(map(len, held)) + len(running) + run_dir.exists()
         return {**_account(load), "left_behind": left, **times_of(strikes, load.moments, load.replaced_s)}
 
 

@@ -83,6 +83,8 @@ def layout_of(script: str, task: Task | TaskView) -> ExecutionLayout:
         else:
             steps.append(ExecutionLayout(ranks, parse_spec(name)))
     if task.kind is TaskKind.DENOISE:
+        if not steps:
+            raise ValueError(f"layout script {script!r} names no layout for a step, such as sp2@0,1")
         return steps[task.step_index % len(steps)]
     return words.get(task.id.removeprefix(f"{task.request_id}/"), words[task.kind])
 

@@ -114,7 +114,7 @@ class SteadyState(Simulator):
             f"r{self._num_made}",
             now_s,
             kind.model,
-            *kind.shape,
+            *kind.shape.size,
             num_steps,
             kind.cfg,
             kind.name,

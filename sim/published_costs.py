@@ -92,15 +92,15 @@ def _entries(model: str, steps_ms: Mapping[Shape, Mapping[int, float]], *, cfg: 
         ]
         for kind, sp, ms in times:
             seconds = round(ms / 1000, 7)
-            yield CostEntry(model, kind, *shape, cfg, sp, cfg_parallel=1, batch=1, seconds=seconds)
+            yield CostEntry(model, kind, *shape.size, cfg, sp, cfg_parallel=1, batch=1, seconds=seconds)
 
 
 def _sizes(
     model: str, shapes: Iterable[Shape], cfg: bool, prompt_bytes: int, latent_bytes: Callable[[Shape], int]
 ) -> Iterable[ArtifactSize]:
     for shape in shapes:
-        yield ArtifactSize(model, "conditioning", *shape, cfg, prompt_bytes)
-        yield ArtifactSize(model, "latents", *shape, cfg, latent_bytes(shape))
+        yield ArtifactSize(model, "conditioning", *shape.size, cfg, prompt_bytes)
+        yield ArtifactSize(model, "latents", *shape.size, cfg, latent_bytes(shape))
 
 
 TABLES = (

@@ -27,7 +27,7 @@ def rounded_size(sampling: Any, alignment: int) -> tuple[int, int]:
 
 def num_images(sampling: Any) -> int:
     """Images per prompt."""
-    return max(1, sampling.num_outputs_per_prompt)
+    return max(1, sampling.num_outputs_per_prompt or 1)
 
 
 def check_sides(height: int, width: int, alignment: int, longest: tuple[int, int]) -> None:

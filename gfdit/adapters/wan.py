@@ -115,7 +115,7 @@ class WanAdapter(DenoiseLoopAdapter):
     def new_state(self, call: TaskCall) -> StepRequestState:
         state = super().new_state(call)
         assert call.request is not None
-        state.sampling.height, state.sampling.width, state.sampling.num_frames = self.shape(call.request)
+        state.sampling.height, state.sampling.width, state.sampling.num_frames = self.shape(call.request).size
         state.extra["options"] = self.options(call.request)
         return state
 

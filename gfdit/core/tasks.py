@@ -21,24 +21,34 @@ class TaskKind(StrEnum):
 
 
 class Shape(NamedTuple):
-    """Size of what a request generates, in pixels and frames; a tuple as :class:`ParallelSpec` is."""
+    """Size of what a request generates, in pixels and frames, and how many of it: images or videos of one prompt.
+
+    A tuple as :class:`ParallelSpec` is.
+    """
 
     height: int
     width: int
     num_frames: int = 1
+    num_outputs: int = 1
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Height, width and frames of one output."""
+        return self[:3]
 
     @property
     def num_tokens(self) -> int:
-        """Nominal sequence length: 16 x 16 pixels a token, four frames a latent frame.
+        """Nominal length of all sequences: 16 x 16 pixels a token, four frames a latent frame.
 
         Models differ by a constant factor, so this is a scale to interpolate costs on, not a tensor size.
         """
         latent_frames = (self.num_frames - 1) // 4 + 1
-        return max(1, latent_frames * (self.height // 16) * (self.width // 16))
+        return max(1, latent_frames * (self.height // 16) * (self.width // 16)) * self.num_outputs
 
     def __str__(self) -> str:
         frames = f"x{self.num_frames}" if self.num_frames > 1 else ""
-        return f"{self.height}x{self.width}{frames}"
+        number = f"{self.num_outputs} times " if self.num_outputs > 1 else ""
+        return f"{number}{self.height}x{self.width}{frames}"
 
 
 class Request(Struct, frozen=True, gc=False):

@@ -31,6 +31,7 @@ from vllm_omni.platforms import current_omni_platform
 
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
+from gfdit.adapters.sampling import num_images
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
@@ -169,7 +170,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         wire_request = Request(
             id=request.request_id,
             model=self.settings.name_of(str(self.od_config.model)),
-            shape=shape,
+            shape=shape._replace(num_outputs=num_images(request.sampling_params)),
             num_steps=trajectory.num_steps,
             arrival_s=arrival_s,
             cfg=trajectory.cfg,

@@ -320,6 +320,18 @@ def test_measurements_correct_their_own_key_and_outliers_do_not_matter() -> None
     assert measured.spread == 0.0
 
 
+def test_several_outputs_are_a_size_of_their_own() -> None:
+    """Ten images take longer than one of the same size, and what they take says nothing of one."""
+    model = TableCostModel(table())
+    one, four = task(Shape(512, 512)), task(Shape(512, 512, num_outputs=4))
+    before_s = model.task_s(one, on(SP1))
+    assert model.task_s(four, on(SP1)) == pytest.approx(0.605), "as of one image with as many tokens"
+    for _ in range(3):
+        model.observe(four, on(SP1), 0.9)
+    assert model.task_s(four, on(SP1)) == pytest.approx(0.9)
+    assert model.task_s(one, on(SP1)) == before_s
+
+
 @settings(max_examples=30)
 @given(
     good=st.lists(st.floats(0.9, 1.1), min_size=WINDOW // 2 + 1, max_size=WINDOW // 2 + 1),
