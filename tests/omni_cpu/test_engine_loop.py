@@ -97,6 +97,16 @@ def test_a_request_that_cannot_be_sent_fails_by_itself() -> None:
         assert_serves(engine)
 
 
+def test_a_result_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that had made it was killed before it could send it."""
+    monkeypatch.setattr("gfdit.omni.engine._RESULT_TIMEOUT_S", 0.0)
+    with lone_engine() as engine:
+        answer = with_one_request(engine, lambda: engine.executor.client.tell(cmd.CompleteRequest("r1")))
+        assert answer.error == f"the result was lost with its worker (the request {SEND_AGAIN})"
+        assert answer.error_status_code == 503
+        assert not engine._completed
+
+
 def test_a_result_is_not_kept_if_its_request_fails_after_all() -> None:
     """Another request of that id would get it."""
     with lone_engine() as engine:

@@ -112,6 +112,8 @@ class Weather:
     duplicate: float
     slow_rank: float
     failed_start: float
+    restarts: bool  # of lost ranks; on GPUs there are none
+    lane_error: float  # per message of a migration lane: its thread ends
     policy_fault: float
     policy_lie: float
     policy_hang: float
@@ -153,6 +155,8 @@ class Weather:
             duplicate=perhaps(0.1),
             slow_rank=perhaps(0.5),
             failed_start=perhaps(0.9, 0.4),
+            restarts=draw.random() < 0.9,
+            lane_error=perhaps(0.02, 0.2),
             policy_fault=perhaps(0.1, 0.2),
             policy_lie=perhaps(0.3, 0.2),
             policy_hang=perhaps(0.02, 0.1),

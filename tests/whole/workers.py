@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -250,6 +250,8 @@ class SimulatedInbox:
         self.strand = None
         if self._lane == "migration":
             world.scheduler.sleep(world.up_to(world.weather.longest_lag_s))
+            if world.draw.random() < world.weather.lane_error:
+                raise MemoryError
         message = self._worker.current[self._lane] = self.messages.popleft()
         if isinstance(message, msg.Reconnect):
             self.reconnected = message.first_id
@@ -379,7 +381,7 @@ class Worker(Host):
             (inboxes["compute"], inboxes["migration"]),
             migration.wake,
         )
-        world.scheduler.spawn(self, "migration", migration.run)
+        world.scheduler.spawn(self, "migration", lambda: self._guard(migration.run))
         self.is_ready = True
         self.reports.tell(msg.WorkerReady(self.rank, self.incarnation))
         world.scheduler.spawn(self, "watch", watch.run)
@@ -387,7 +389,7 @@ class Worker(Host):
             compute.run()
             self.exitcode = 0
         except PeerError as error:
-            self.reports.tell(msg.WorkerFailed(self.rank, self.incarnation, str(error)))
+            self._say_failed(error)
             self.exitcode = 1
         self.end()
         world.on_worker_end(self)
@@ -397,6 +399,16 @@ class Worker(Host):
         for inbox in self.lanes.values():
             if inbox.strand is not None:
                 inbox.strand.wake()
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """A thread that ends by itself ends its process, in the end."""
+        try:
+            run()
+        except MemoryError as error:
+            self._say_failed(error)
+
+    def _say_failed(self, error: Exception) -> None:
+        self.reports.tell(msg.WorkerFailed(self.rank, self.incarnation, repr(error)))
 
     def get_stuck_if_told(self) -> None:
         """In a task, while the rest of the process goes on."""

@@ -46,7 +46,7 @@ CLOSED_S = 5.0  # within which all processes end where none has anything to do
 ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
 FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
 STARVED_S = 900.0  # without any event; longer than every time limit
-MAX_EVENTS = 100_000
+MAX_HANDLED = 100_000
 MAX_RESTARTS = 3
 RESULT_TIMEOUT_S = 10.0
 
@@ -80,13 +80,12 @@ class World:
         self._given_up: set[int] = set()  # ranks, by a control plane
         self.num_events = self.num_deaths = self.num_control_deaths = self.digest = 0
         self.control: ControlProcess | None = None  # once it has said its first word
+        self._num_handled = 0  # events, and moments at which a policy wanted to be asked
         self._log = log
         self._wrong: ContractError | None = None
-        self._down: str | None = None
         self._workers: dict[tuple[int, int], Worker] = {}  # by rank and incarnation
         self._last: dict[int, Worker] = {}  # by rank
         self._supervisor: Supervisor | None = None
-        self._books: Books | None = None
         self._clock_offset_s = 0.0
         self._num_pids = 100
         self._num_planned = 0
@@ -113,6 +112,7 @@ class World:
             max_queue_s=self.weather.max_queue_s,
             checkpoint_every_steps=draw.choice([0, 1, 2]),
             max_restarts=MAX_RESTARTS,
+            restart_workers=self.weather.restarts,
             heartbeat_timeout_s=10.0,
             task_timeout_s=40.0,
             comm_timeout_s=30.0,
@@ -487,10 +487,11 @@ class World:
         raise PolicyTimeoutError("no decision in time")
 
     def _note(self, event: ev.Event) -> None:
-        self.num_events += 1
+        self._num_handled += 1
         if isinstance(event, ev.TaskFinished) and self._supervisor and event.rank in self._supervisor.workers:
             self._last[event.rank].has_worked = True
         if not isinstance(event, (ev.LookAhead, ev.WakeUp)):
+            self.num_events += 1
             self._news_s = self.scheduler.time_s
 
     def end_control(self, returncode: int) -> None:
@@ -534,7 +535,7 @@ class World:
     # The end
 
     def _check_progress(self) -> None:
-        if self.num_events > MAX_EVENTS:
+        if self._num_handled > MAX_HANDLED:
             raise ContractError("the world does not come to rest")
         if self.scheduler.time_s - self._news_s > STARVED_S:
             self._check_rest()
@@ -583,7 +584,7 @@ class World:
             self._check_given_up(rank)
 
     def _check_given_up(self, rank: int) -> None:
-        if rank in self._given_up:
+        if rank in self._given_up or not self.weather.restarts:
             return
         last = [worker for worker in self._workers.values() if worker.rank == rank][-MAX_RESTARTS:]
         if len(last) < MAX_RESTARTS or any(worker.has_worked for worker in last):
