@@ -170,9 +170,13 @@ class EdgeAgreement:
     def next_generation(self, wanted: int | None = None) -> int:
         """``wanted``, or the generation after the current one.
 
-        Raises ValueError when ``wanted`` is not ahead of the current one.
+        Raises ValueError when ``wanted`` is not ahead of the current one. A process that has not used the edge yet
+        knows of none: it may join a server whose edges have been reset any number of times.
         """
         new = self.generation + 1 if wanted is None else wanted
+        is_unused = not (self.generation or self.published or self.observed)
+        if new > 0 and is_unused:
+            return new & _GENERATION_MASK
         if not 0 < (new - self.generation) & _GENERATION_MASK <= _GENERATION_MASK >> 1:
             raise ValueError(f"generation {new} is not ahead of the edge's generation {self.generation}")
         return new & _GENERATION_MASK

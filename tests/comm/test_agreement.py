@@ -113,6 +113,17 @@ def test_generations_only_go_forward() -> None:
             edge.next_generation(wanted)
 
 
+@pytest.mark.parametrize("generation", [1, 32_768, 65_535, 65_536, 1_000_000])
+def test_a_process_that_joins_takes_whichever_generation_an_edge_is_in(generation: int) -> None:
+    """By then a server that has run for months may have reset it that often; and it goes on from there."""
+    edge = EdgeAgreement()
+    edge.reset(edge.next_generation(generation))
+    edge.publish(DIGEST)
+    assert edge.next_generation(generation + 1) == (generation + 1) % 65_536
+    with pytest.raises(ValueError, match="not ahead"):
+        edge.next_generation(generation)
+
+
 def test_tokens_are_described_in_words() -> None:
     assert "instance 5, generation 3" in describe_token(make_token(9, 3, 5))
     assert "never written" in describe_token(0)
