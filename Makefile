@@ -40,10 +40,9 @@ $(STAMP): tools/setup.py pyproject.toml $(wildcard requirements/*.txt)
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# Half of the time a test waits for processes or a clock, so there are more at a time than cores. Which tests stay
-# together, and what begins, is in tests/conftest.py.
+# One process per core, four at most. Which tests stay together, and what begins, is in tests/conftest.py.
 test: lint types
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 thorough: setup
 	@$(BIN)/python -m pytest -m thorough --timeout 3600

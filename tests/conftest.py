@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests share servers that are slow to start: with pytest-xdist's `--dist loadscope` one process runs
-# all of such a folder, and begins with it. Elsewhere the tests of a file stay together.
+# all of such a folder, and begins with it. Elsewhere the tests of a file stay together, the long ones first.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
+LONG_FILES = ("tests/whole/test_whole.py", "tests/runtime/test_runtime.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _scope(item.nodeid) not in SHARING_FOLDERS)
+    first = (*SHARING_FOLDERS, *LONG_FILES)
+    order = {scope: index for index, scope in enumerate(first)}
+    items.sort(key=lambda item: order.get(_scope(item.nodeid), len(first)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -46,7 +46,7 @@ class HttpFront:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._none_runs = asyncio.Event()
         self._none_runs.set()
         self._stopping = False
@@ -66,7 +66,7 @@ class HttpFront:
         exchange = _Exchange(scope["app"], receive, send, self._time_is_over)
         task = asyncio.current_task()
         assert task is not None
-        self._running.add(task)
+        self._running[task] = None
         self._none_runs.clear()
         try:
             await self._app(scope, exchange.receive, exchange.send)
@@ -76,7 +76,7 @@ class HttpFront:
             task.uncancel()
             await _refuse(send)
         finally:
-            self._running.discard(task)
+            self._running.pop(task, None)
             if not self._running:
                 self._none_runs.set()
 
@@ -114,7 +114,7 @@ class HttpFront:
             logger.info("stopping: %d requests are given up", len(self._running))
             self._time_is_over.set()
             await _within(_GIVE_UP_S, self._none_runs)
-        for task in self._running:
+        for task in list(self._running):
             task.cancel()
         await _within(_GIVE_UP_S, self._none_runs)
 

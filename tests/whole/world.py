@@ -46,7 +46,7 @@ CLOSED_S = 5.0  # within which all processes end where none has anything to do
 ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
 FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
 STARVED_S = 900.0  # without any event; longer than every time limit
-MAX_HANDLED = 100_000
+MAX_HANDLED = 40_000
 MAX_RESTARTS = 3
 RESULT_TIMEOUT_S = 10.0
 
