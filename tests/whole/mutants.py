@@ -228,7 +228,7 @@ def a_rewound_request_forgets_its_readers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_module, "rewind", rewind)
 
 
-@mutant_in(split=True)
+@mutant_in(split=True, copy_error=0.3, longest_lag_s=0.001, max_queue_s=None)
 def a_sender_tells_parts_apart_by_their_shapes(patch: pytest.MonkeyPatch) -> None:
     """Parts of equal shape are not always the same part."""
 
@@ -378,12 +378,12 @@ def a_rank_is_given_up_after_its_first_failure(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Supervisor, "plan_start", plan_start)
 
 
-@mutant
+@mutant_in(hangs_per_s=0.3)
 def time_limits_never_fire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TimeLimits, "overdue", lambda self: {})
 
 
-@mutant
+@mutant_in(stops_per_s=0.3)
 def silence_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Supervisor, "silent", lambda self: {})
 

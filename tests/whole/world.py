@@ -45,7 +45,7 @@ from tests.whole.workers import SPLIT_VIEWS, Contents, Worker
 CLOSED_S = 5.0  # within which all processes end where none has anything to do
 ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
 FAULTS_END_S = 60.0  # from the first request on; afterwards what is down comes back, and all must end
-STARVED_S = 900.0  # without any event; longer than every time limit
+STARVED_S = 450.0  # without any event; longer than every time limit, and than three starts that come to nothing
 MAX_HANDLED = 40_000
 MAX_RESTARTS = 3
 RESULT_TIMEOUT_S = 10.0
