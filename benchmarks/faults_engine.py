@@ -81,8 +81,7 @@ def measure(times: int, seed: int) -> dict[str, Any]:
                 while (pid == _control_pid()) if at_control else (pid in _pids(engine)):
                     time.sleep(0.2)
                 if at_control:
-                    age_s = time.time() - psutil.Process(_control_pid()).create_time()
-                    replaced_s.append(time.monotonic() - age_s)
+                    replaced_s.append(time.monotonic() - _age_s(_control_pid()))
                 moments.read()
                 print(f"{index + 1} struck, {wrong} wrong", flush=True)
             drained, unhealthy = engine.drained(), health.stop()
@@ -122,6 +121,12 @@ class Health(threading.Thread):
 def _strike(pid: int, number: signal.Signals, at_control: bool, strikes: list[Strike]) -> None:
     strikes.append(Strike(number.name, time.monotonic(), at_control))
     os.kill(pid, number)
+
+
+def _age_s(pid: int) -> float:
+    """To 10 ms; what psutil says is rounded to seconds, as the time of booting is."""
+    started_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _control_pid() -> int:
