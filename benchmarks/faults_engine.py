@@ -126,7 +126,7 @@ def _strike(pid: int, number: signal.Signals, at_control: bool, strikes: list[St
 def _age_s(pid: int) -> float:
     """To 10 ms; what psutil says is rounded to seconds, as the time of booting is."""
     started_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started_ticks + 1) / os.sysconf("SC_CLK_TCK")  # not too old
 
 
 def _control_pid() -> int:
