@@ -114,7 +114,7 @@ class HttpFront:
             logger.info("stopping: %d requests are given up", len(self._running))
             self._time_is_over.set()
             await _within(_GIVE_UP_S, self._none_runs)
-        for task in list(self._running):
+        for task in self._running:
             task.cancel()
         await _within(_GIVE_UP_S, self._none_runs)
 
@@ -179,7 +179,8 @@ class _Exchange:
             return HTTPStatus.SERVICE_UNAVAILABLE, _error_of(text)
         try:
             await self._app.state.engine_client.check_health()
-        except Exception:
+        except Exception as error:
+            logger.error("the engine is down: %s", error)
             # What went wrong with a request of a dead engine is whatever part of it was missed first.
             return HTTPStatus.SERVICE_UNAVAILABLE, DOWN
         return None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from gfdit.core import ControlPlane, Policy, RankRecord
+from gfdit.core.cost import CostModel
 from gfdit.core.cost.table import CostTable, NominalCostModel, TableCostModel
 from gfdit.core.policy.fallback import FirstComeFirstServed
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy
+
+Plane = TypeVar("Plane", bound=ControlPlane)
 
 
 def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
@@ -19,10 +24,15 @@ def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
     else:
         policy = load_policy(config.policy, config.policy_args, config.admission)
         policy = GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
-    return ControlPlane(
+    return plane_of(config, policy, NominalCostModel() if costs is None else TableCostModel(costs), ControlPlane)
+
+
+def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[Plane]) -> Plane:
+    """One with these parts; ``kind`` is the control plane, or a subclass that looks on."""
+    return kind(
         policy,
         [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
-        NominalCostModel() if costs is None else TableCostModel(costs),
+        cost,
         run_ahead=config.run_ahead,
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gfdit.core import ParallelSpec, Policy, RankRecord, Request, TaskGraph
+from gfdit.core import ParallelSpec, Policy, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import NominalCostModel
@@ -29,6 +29,7 @@ from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.runtime.control_process import ControlProcess
+from gfdit.runtime.plane import plane_of
 from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, PolicyTimeoutError
 from gfdit.runtime.sockets import Queue
 from gfdit.runtime.supervisor import Process, ProcessStarter, Supervisor, WorkerDiedError
@@ -332,31 +333,29 @@ class World:
     def _living(self) -> list[Worker]:
         return [worker for worker in self._last.values() if worker.alive]
 
+    def _pick(self, what: str) -> Worker | None:
+        """One of those that live, and what befalls it."""
+        if not (living := self._living()):
+            return None
+        worker = self.draw.choice(living)
+        self._say(f"{worker.name} {what}")
+        return worker
+
     def _strike(self) -> None:
-        if living := self._living():
-            worker = self.draw.choice(living)
-            self._say(f"{worker.name} dies")
+        if worker := self._pick("dies"):
             worker.silenced = self.draw.random() < 0.5
-            worker.exitcode = -9
-            worker.end()
-            self.on_worker_end(worker)
+            worker.kill()
 
     def _hang(self) -> None:
-        if living := self._living():
-            worker = self.draw.choice(living)
-            self._say(f"{worker.name} is stuck in its next task")
+        if worker := self._pick("is stuck in its next task"):
             worker.to_get_stuck = True
 
     def _stop(self) -> None:
-        if living := self._living():
-            worker = self.draw.choice(living)
-            self._say(f"{worker.name} stops")
+        if worker := self._pick("stops"):
             self._stop_host(worker)
 
     def _spoil(self) -> None:
-        if living := self._living():
-            worker = self.draw.choice(living)
-            self._say(f"{worker.name} is faulty")
+        if worker := self._pick("is faulty"):
             worker.is_faulty = True
             if self.draw.random() < self.weather.faulty_for_good:
                 self.failing.add(worker.rank)
@@ -372,9 +371,7 @@ class World:
         self._dead_hosts.add(rank)
         if rank in self._last and self._last[rank].alive:
             self._say(f"the host of rank {rank} is gone")
-            self._last[rank].exitcode = -9
-            self._last[rank].end()
-            self.on_worker_end(self._last[rank])
+            self._last[rank].kill()
 
     def on_worker_end(self, worker: Worker) -> None:
         self.num_deaths += 1
@@ -438,17 +435,7 @@ class World:
         if not config.without_policy:
             policy = weather.policy(self.seed, self._hang_in_policy)
             Path(config.policy_mark_path).write_bytes(b"\0")
-        plane = FollowedPlane(
-            policy,
-            [RankRecord(rank, frozenset("m")) for rank in range(self.num_ranks)],
-            SteadyCosts(),
-            run_ahead=config.run_ahead,
-            max_retries=config.max_retries,
-            checkpoint_every_steps=config.checkpoint_every_steps,
-            max_artifact_bytes=config.max_artifact_bytes,
-            max_queue_s=config.max_queue_s,
-            first_id=config.first_id,
-        )
+        plane = plane_of(config, policy, SteadyCosts(), FollowedPlane)
         books = Books(
             config.epoch,
             self.lives,
