@@ -7,6 +7,7 @@ step changes, a group task is a barrier. So a result shows whether each step ran
 from __future__ import annotations
 
 import argparse
+import bisect
 import math
 import os
 import pickle
@@ -304,6 +305,7 @@ class Moments:
         self.lost_s: list[float] = []
         self.joined_s: list[float] = []
         self.completed_s: list[float] = []
+        self.finished_s: list[float] = []  # tasks
         self._recording = recording
         self._reader: RecordingReader | None = None
         self._inode = 0
@@ -329,6 +331,8 @@ class Moments:
                     self.lost_s.append(now_s)
                 elif isinstance(entry.event, ev.RankJoined):
                     self.joined_s.append(now_s)
+                elif isinstance(entry.event, ev.TaskFinished):
+                    self.finished_s.append(now_s)
             elif isinstance(entry, cmd.CompleteRequest):
                 self.completed_s.append(now_s)
 
@@ -343,14 +347,20 @@ def times_of(strikes: list[Strike], moments: Moments, replaced_s: list[float]) -
             struck_s = [each.at_s for each in strikes if (each.signal, each.at_control) == (name, at_control)]
             found[f"{whom}_{name}_strikes"] = len(struck_s)
             found[f"{whom}_{name}_to_detection_s"] = summary([_next(detected_s, at_s) - at_s for at_s in struck_s])
-        gaps_s = [_next(moments.completed_s, at_s) - at_s for at_s in detected_s]
-        found[f"{whom}_detection_to_next_completion_s"] = summary(gaps_s)
-    found["detection_to_rank_back_s"] = summary([_next(moments.joined_s, at_s) - at_s for at_s in moments.lost_s])
+        found[f"{whom}_detection_to_next_task_s"] = gaps(detected_s, moments.finished_s)
+        found[f"{whom}_detection_to_next_completion_s"] = gaps(detected_s, moments.completed_s)
+    found["detection_to_rank_back_s"] = gaps(moments.lost_s, moments.joined_s)
     return found
 
 
+def gaps(from_s: list[float], to_s: list[float]) -> dict[str, float]:
+    """How long it takes from each of the first moments to the next one of the others."""
+    return summary([_next(to_s, at_s) - at_s for at_s in from_s])
+
+
 def _next(moments_s: list[float], at_s: float) -> float:
-    return min((each for each in moments_s if each >= at_s), default=at_s + STUCK_S)
+    index = bisect.bisect_left(moments_s, at_s)
+    return moments_s[index] if index < len(moments_s) else at_s + STUCK_S
 
 
 def summary(values: list[float]) -> dict[str, float]:
