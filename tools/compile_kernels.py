@@ -72,7 +72,7 @@ def selected_jobs(capability: int = 90) -> list[tuple[int, int]]:
     chosen: dict[tuple[object, ...], int] = {}
     for number, variant in enumerate(variants_for(capability)):
         constants: dict[str, Any] = dict(variant.constants)
-        if constants.get("PACKED", True) and constants.get("GROUP", WORLD_SIZE) >= WORLD_SIZE:
+        if constants.get("PACKED", True) and constants.get("SIZE", WORLD_SIZE) == WORLD_SIZE:
             name = kernel_name(variant.kernel)
             details = variant.constants if name in SMALL_PATHS else ()
             chosen.setdefault((name, constants.get("TMA"), *details), number)

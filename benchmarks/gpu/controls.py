@@ -23,24 +23,22 @@ TIMEOUT_S = 5.0
 GPU_STALL_NS, HOST_STALL_NS = 300_000, 60_000_000
 
 _STALL = """@triton.jit
-def stall(lane, rank, PTX: tl.constexpr):
-    if rank == 1:
-        clock = tl.load(lane + LANE_CLOCK)
-        until = now_ns(clock, PTX) + {stall_ns}
-        while now_ns(clock, PTX) < until:
+def stall(edges):
+    if edges.rank == 1:
+        clock = tl.load(edges.group.lane + LANE_CLOCK)
+        until = now_ns(clock, edges.group.ptx) + {stall_ns}
+        while now_ns(clock, edges.group.ptx) < until:
             pass
 
 
 @triton.jit
 def observe("""
-_WAIT = "    return await_words(lane, words, tokens, mask, rank, peers, members, operation, PTX).to(tl.int32)\n"
+_WAIT = "    return await_words(edges, words, tokens, mask)\n"
 _SLOT = "return segment(lane, owner) + tl.load(lane + LANE_SLOTS) + index * tl.load(lane + LANE_SLOT_BYTES)"
-_PAYLOAD = """                for distance in range(1, size):
-                    position = (index + distance) % size
-"""
-_EARLY = """                early = others & (step < rounds) & (chunk < chunks)
-                publish(lane, rank, peers, early, digests, generations, published + step, chunk, PTX)
-                stall(lane, rank, PTX)
+_PAYLOAD = "                        PUT(edges.group, parts, position, place, first, last)\n"
+_EARLY = """                        here = active & (edges.positions == position) & (chunk < chunks)
+                        publish(edges, here, edges.published + step, chunk)
+                        stall(edges)
 """
 
 
@@ -74,22 +72,26 @@ CONTROLS = (
         "no wait for the token",
         "gathers",
         True,
-        {"instances.py": (("words, tokens, mask, rank", "words, tokens, mask & False, rank"),)},
+        {"edges.py": (("words, tokens, mask)", "words, tokens, mask & False)"),)},
     ),
     Control(
         "no credit",
         "broadcasts",
         True,
-        {"edges.py": (("    short = mask & (needed > consumed)\n", "    short = mask & False\n"),)},
+        {
+            "edges.py": (
+                ("    short = edges.others & (needed > edges.consumed)\n", "    short = edges.others & False\n"),
+            )
+        },
     ),
     Control(
         "token before payload",
         "gathers",
         True,
         {
-            "push_exchange.py": (
+            "slot_rounds.py": (
                 (_PAYLOAD, _EARLY + _PAYLOAD),
-                ("instances import observe, publish", "instances import observe, publish, stall"),
+                ("    rank_at,\n    usable,", "    rank_at,\n    stall,\n    usable,"),
             )
         },
     ),
@@ -99,11 +101,9 @@ CONTROLS = (
 def stalls(stall_ns: int) -> Edits:
     """Rank 1 stalls between seeing a token and reading the payload."""
     return {
-        "instances.py": (
+        "edges.py": (
             ("@triton.jit\ndef observe(", _STALL.format(stall_ns=stall_ns)),
-            (_WAIT, _WAIT.replace("return", "seen =") + "    stall(lane, rank, PTX)\n    return seen\n"),
-            ("edges import await_words", "edges import LANE_CLOCK, await_words"),
-            ("memory import store_release_block", "memory import now_ns, store_release_block"),
+            (_WAIT, _WAIT.replace("return", "seen =") + "    stall(edges)\n    return seen\n"),
         )
     }
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from gfdit.comm import GroupFreeComm
 from gfdit.kernels.compiled import Variant
-from gfdit.kernels.launch import launch, launcher
+from gfdit.kernels.launch import ONE_WARP, launcher
 from gfdit.kernels.memory import load_acquire_block, store_release_block
 
 
@@ -29,16 +29,16 @@ class Handshake:
         bases = [comm.heap.base_pointer(rank) + offset for rank in range(comm.world_size)]
         self._bases = torch.tensor(bases, dtype=torch.int64).to(comm.device)
         self._count = torch.zeros(1, dtype=torch.int64, device=comm.device)
-        self._constants: dict[str, Any] = {
+        constants: dict[str, Any] = {
             "GROUP": 1 << (comm.world_size - 1).bit_length(),
             "PTX": comm.device.type == "cuda",
         }
-        launcher.warm_up([Variant.of(handshake, num_warps=1, **self._constants)])
+        launcher.warm_up([Variant.of(handshake, num_warps=ONE_WARP.num_warps, **constants)])
+        self._launch = launcher.prepare(handshake, 1, ONE_WARP, **constants)
         comm.synchronize()
 
     def __call__(self) -> None:
-        arguments = (self._bases, self._count, self._comm.world_size, self._comm.rank)
-        launch(handshake, 1, arguments, num_warps=1, **self._constants)
+        self._launch(self._bases, self._count, self._comm.world_size, self._comm.rank)
 
 
 @triton.jit(do_not_specialize=("size", "rank"))

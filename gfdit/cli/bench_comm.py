@@ -54,6 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--table", type=Path, metavar="FILE", help="choose paths by this table, and say why")
     parser.add_argument("--save", type=Path, metavar="FILE", help="measure every way there is, write the table")
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="what a collective costs the host on GPUs, the launch left out; no GPU needed",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("ranks", "rounds"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.host:
+        return run_host(args.rounds)
     has_kernels = args.heap in ("torch_symmetric", "interpreted") or (args.heap, args.device) == ("local", "cuda")
     if not has_kernels and (args.save or args.table):
         raise ValueError("only kernels have a choice: --heap torch_symmetric, or --heap local --device cuda")
@@ -98,6 +105,16 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         save(args.save, hardware, source, results)
         print(args.save)
+    return 0
+
+
+def run_host(rounds: int) -> int:
+    from gfdit.comm.host_share import NUM_RANKS, measure_host
+    from gfdit.comm.host_share import report as report_host
+
+    print(f"one of {NUM_RANKS} ranks, kernels replaced by nothing, {machine()}, load {os.getloadavg()[0]:.1f}")
+    for line in report_host(measure_host(rounds)):
+        print(line)
     return 0
 
 

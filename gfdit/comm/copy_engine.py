@@ -13,6 +13,8 @@ Reference: ``HostTransport.exchange``. Range: messages of megabytes beside compu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gfdit.comm.choice import Site, Situation
@@ -28,33 +30,37 @@ def copy_engine_obstacle(situation: Situation, site: Site) -> str | None:
     return None
 
 
-def copy_engine(exchange: Exchange) -> None:
+def copy_engine(exchange: Exchange) -> Callable[[int, torch.Tensor, torch.Tensor], None]:
     num_bytes = exchange.call.num_bytes
     assert num_bytes is not None  # copy_engine_obstacle
-    heap, members, parts = exchange.heap, exchange.members, exchange.parts
-    rank, size = heap.rank, members.size
+    members, parts = exchange.members, exchange.parts
+    rank, size = exchange.heap.rank, members.size
     area_stride, area_bytes = exchange.export_areas()
-    source, target = _bytes(exchange.source), _bytes(exchange.target)
-    own = parts.get(rank)
-    if own is not None and own.send_bytes:
-        _copy(target[own.recv_offset :], source[own.send_offset : own.send_offset + own.send_bytes])
     others = [(members.index + distance) % size for distance in range(1, size)]
     pieces = {position: parts[members.ranks[position]] for position in others if members.ranks[position] in parts}
-    for begin in range(0, max(num_bytes, 1), area_bytes):
-        area = exchange.export_area(rank)
-        for position, piece in pieces.items():
-            count = min(piece.send_bytes - begin, area_bytes)
-            # What is the same for everybody is put there once.
-            if count > 0 and (area_stride or position == others[0]):
-                first = piece.send_offset + begin
-                _copy(area[position * area_stride :], source[first : first + count])
-        barrier.run(members)
-        for position, piece in reversed(pieces.items()):
-            count = min(piece.recv_bytes - begin, area_bytes)
-            if count > 0:
-                area = exchange.export_area(members.ranks[position])[members.index * area_stride :]
-                _copy(target[piece.recv_offset + begin :], area[:count])
-        barrier.run(members)
+    meet, own = barrier.plan(members), parts.get(rank)
+
+    def run(label: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        source, target = _bytes(source), _bytes(target)
+        if own is not None and own.send_bytes:
+            _copy(target[own.recv_offset :], source[own.send_offset : own.send_offset + own.send_bytes])
+        for begin in range(0, max(num_bytes, 1), area_bytes):
+            area = exchange.export_area(rank)
+            for position, piece in pieces.items():
+                count = min(piece.send_bytes - begin, area_bytes)
+                # What is the same for everybody is put there once.
+                if count > 0 and (area_stride or position == others[0]):
+                    first = piece.send_offset + begin
+                    _copy(area[position * area_stride :], source[first : first + count])
+            meet(label)
+            for position, piece in reversed(pieces.items()):
+                count = min(piece.recv_bytes - begin, area_bytes)
+                if count > 0:
+                    area = exchange.export_area(members.ranks[position])[members.index * area_stride :]
+                    _copy(target[piece.recv_offset + begin :], area[:count])
+            meet(label)
+
+    return run
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

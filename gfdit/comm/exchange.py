@@ -1,4 +1,4 @@
-"""One exchange (all-gather, all-to-all, barrier) on its way to the kernels."""
+"""One exchange (all-gather, all-to-all, barrier) as kernels are prepared for it: everything but the tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gfdit.kernels.members import Members
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One operation, ready to launch. ``even`` is None exactly if the table of ``members`` is used.
+    """``even`` is None exactly if the table of ``members`` is used.
 
     ``parts`` are by rank; a rank without one neither sends nor receives anything. ``alignment``: all offsets
     combined with "or".
@@ -27,8 +27,6 @@ class Exchange:
     state: LaneState
     lane_index: int
     members: Members
-    source: torch.Tensor
-    target: torch.Tensor
     even: EvenParts | None
     parts: Mapping[int, PeerSlice]
     alignment: int

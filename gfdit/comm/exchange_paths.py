@@ -1,14 +1,15 @@
 """The ways in which kernels carry out an exchange (all-gather, all-to-all, barrier), one function each.
 
-Which one is taken is up to ``gfdit.comm.selector``.
+Each prepares whatever does not depend on the tensors, once. Which one is taken is up to ``gfdit.comm.selector``.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from gfdit.comm.choice import Path, Site, Situation
 from gfdit.comm.copy_engine import copy_engine, copy_engine_obstacle
@@ -18,29 +19,34 @@ from gfdit.comm.heap import Operation
 from gfdit.comm.layout import MAX_CHUNKS
 from gfdit.kernels import barrier as barrier_kernel
 from gfdit.kernels import low_latency_exchange, multicast_all_gather, pull_exchange, push_exchange
-from gfdit.kernels.launch import common_width
-from gfdit.kernels.tma_copy import TILE_ALIGNMENT, launch_with_workspace
+from gfdit.kernels.tma_copy import launch_with_workspace
 
-logger = logging.getLogger("gfdit.comm")
+Run = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Enqueues an exchange, given its label and the contiguous source and target."""
 
 
-def barrier(exchange: Exchange) -> None:
-    barrier_kernel.run(exchange.members)
+def barrier(exchange: Exchange) -> Run:
+    launch = barrier_kernel.plan(exchange.members)
+    return lambda label, source, target: launch(label)
 
 
 def barrier_obstacle(situation: Situation, site: Site) -> str | None:
     return None if situation.operation is Operation.BARRIER else "it moves no bytes"
 
 
-def low_latency(exchange: Exchange) -> None:
-    low_latency_exchange.run(
-        exchange.members,
-        exchange.source.data_ptr(),
-        exchange.target.data_ptr(),
-        exchange.even or EvenParts(0, 0, 0),
-        alignment=exchange.alignment,
-        num_programs=exchange.choice.num_programs,
+def low_latency(exchange: Exchange) -> Run:
+    return _by_address(
+        low_latency_exchange.plan(
+            exchange.members,
+            exchange.even or EvenParts(0, 0, 0),
+            alignment=exchange.alignment,
+            num_programs=exchange.choice.num_programs,
+        )
     )
+
+
+def _by_address(launch: Callable[[int, int, int], None]) -> Run:
+    return lambda label, source, target: launch(label, source.data_ptr(), target.data_ptr())
 
 
 def low_latency_obstacle(situation: Situation, site: Site) -> str | None:
@@ -50,17 +56,14 @@ def low_latency_obstacle(situation: Situation, site: Site) -> str | None:
     return None if situation.num_bytes <= most else f"the heap's low-latency slots take {most} bytes"
 
 
-def push(exchange: Exchange) -> None:
-    _push(exchange, tma=False)
+def push(exchange: Exchange) -> Run:
+    return _push(exchange, tma=False)
 
 
-def tma(exchange: Exchange) -> None:
+def tma(exchange: Exchange) -> Run:
     """By words where tiles cannot be: peers cannot tell."""
-    if common_width(exchange.source.data_ptr(), exchange.target.data_ptr(), exchange.alignment) < TILE_ALIGNMENT:
-        logger.debug("push by words in place of TMA: not all addresses and offsets are multiples of 16")
-        push(exchange)
-    else:
-        launch_with_workspace(exchange.state.workspace, lambda: _push(exchange, tma=True))
+    run, workspace = _push(exchange, tma=True), exchange.state.workspace
+    return lambda label, source, target: launch_with_workspace(workspace, lambda: run(label, source, target))
 
 
 def is_hopper(site: Site) -> bool:
@@ -72,55 +75,51 @@ def tma_obstacle(situation: Situation, site: Site) -> str | None:
     return None if is_hopper(site) else f"it needs compute capability 9.0, this is {site.capability / 10:.1f}"
 
 
-def _push(exchange: Exchange, tma: bool) -> None:
-    push_exchange.run(
-        exchange.members,
-        exchange.source.data_ptr(),
-        exchange.target.data_ptr(),
-        exchange.even or EvenParts(0, 0, 0),
-        alignment=exchange.alignment,
-        chunk_bytes=exchange.choice.chunk_bytes,
-        num_programs=exchange.choice.num_programs,
-        tma=tma,
+def _push(exchange: Exchange, tma: bool) -> Run:
+    return _by_address(
+        push_exchange.plan(
+            exchange.members,
+            exchange.even or EvenParts(0, 0, 0),
+            alignment=exchange.alignment,
+            chunk_bytes=exchange.choice.chunk_bytes,
+            num_programs=exchange.choice.num_programs,
+            tma=tma,
+        )
     )
 
 
-def pull(exchange: Exchange) -> None:
+def pull(exchange: Exchange) -> Run:
     area_stride, area_bytes = exchange.export_areas()
-    _pull(exchange, pull_exchange.STAGED_PULL, area_stride, area_bytes)
+    return _pull(exchange, pull_exchange.STAGED_PULL, area_stride, area_bytes)
 
 
-def direct_pull(exchange: Exchange) -> None:
-    _pull(exchange, pull_exchange.DIRECT_PULL)
+def direct_pull(exchange: Exchange) -> Run:
+    return _pull(exchange, pull_exchange.DIRECT_PULL)
 
 
-def direct_push(exchange: Exchange) -> None:
-    _pull(exchange, pull_exchange.DIRECT_PUSH)
+def direct_push(exchange: Exchange) -> Run:
+    return _pull(exchange, pull_exchange.DIRECT_PUSH)
 
 
-def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int = 0) -> None:
-    pull_exchange.run(
-        exchange.members,
-        exchange.source.data_ptr(),
-        exchange.target.data_ptr(),
-        exchange.even or EvenParts(0, 0, 0),
-        kind=kind,
-        alignment=exchange.alignment,
-        area_stride=area_stride,
-        area_bytes=area_bytes,
-        num_programs=exchange.choice.num_programs,
+def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int = 0) -> Run:
+    return _by_address(
+        pull_exchange.plan(
+            exchange.members,
+            exchange.even or EvenParts(0, 0, 0),
+            kind=kind,
+            alignment=exchange.alignment,
+            area_stride=area_stride,
+            area_bytes=area_bytes,
+            num_programs=exchange.choice.num_programs,
+        )
     )
 
 
-def multicast(exchange: Exchange) -> None:
+def multicast(exchange: Exchange) -> Run:
     num_bytes = exchange.call.num_bytes
     assert num_bytes is not None  # every member gathers as much
-    multicast_all_gather.run(
-        exchange.members,
-        exchange.source.data_ptr(),
-        exchange.target.data_ptr(),
-        num_bytes,
-        num_programs=exchange.choice.num_programs,
+    return _by_address(
+        multicast_all_gather.plan(exchange.members, num_bytes, num_programs=exchange.choice.num_programs)
     )
 
 
@@ -158,7 +157,7 @@ def _target_obstacle(situation: Situation, site: Site) -> str | None:
 class ExchangePath:
     """``obstacle`` says why the path cannot serve a situation at a site; None if it can."""
 
-    run: Callable[[Exchange], None]
+    plan: Callable[[Exchange], Run]
     obstacle: Callable[[Situation, Site], str | None]
 
 

@@ -9,7 +9,8 @@ CommError within ``timeout_s``, never a hang; other edges keep working.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -22,10 +23,15 @@ from gfdit.comm.checks import (
 )
 from gfdit.comm.group import Group, make_group
 from gfdit.comm.heads import HeadExchange, gather_exchange, scatter_exchange
-from gfdit.comm.heap import Call, Operation, PeerSlice, SymmetricHeap
+from gfdit.comm.heap import Call, Operation, PeerSlice, Plan, SymmetricHeap
 from gfdit.comm.reduction import OrderedSum, check_summable
 from gfdit.comm.selector import Selector
 from gfdit.comm.slices import consecutive_slices
+
+# Of what was done last, the plans are kept: a server meets ever new sizes.
+MAX_PLANS = 1024
+
+_Planned = TypeVar("_Planned")
 
 
 class GroupFreeComm:
@@ -57,6 +63,9 @@ class GroupFreeComm:
         self._transport = heap.open_lane(self.lane_name, timeout_s=timeout_s)
         self._sum = OrderedSum(self._transport, heap.device)
         self._nothing = torch.empty(0, dtype=torch.uint8, device=heap.device)
+        # By operation, group and what is the same whenever the same layers run: shapes, strides, dtypes.
+        self._plans: dict[Hashable, object] = {}
+        self._plans_version = 0
         self._siblings = {self.lane_name: self}
         self._siblings_lock = threading.Lock()
 
@@ -109,9 +118,13 @@ class GroupFreeComm:
 
     def barrier(self, group: Group) -> None:
         """Returns once every member has entered."""
+        plan = self._planned(("barrier", group), lambda: self._plan_barrier(group))
+        plan(self._nothing, self._nothing)
+
+    def _plan_barrier(self, group: Group) -> Plan:
         self._check_member(group)
         peers = [PeerSlice(peer, 0, 0, 0, 0) for peer in group.peers]
-        self._transport.exchange(_call(Operation.BARRIER, group, 0), self._nothing, self._nothing, peers)
+        return self._transport.plan_exchange(_call(Operation.BARRIER, group, 0), peers)
 
     def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
         """``out[i]`` := ``x`` of the member at position ``i``.
@@ -119,13 +132,17 @@ class GroupFreeComm:
         Shapes: ``x`` (rows, ...), the same in all members; ``out`` (len(group) * rows, ...) or
         (len(group), rows, ...). ``x`` may be this rank's own part of ``out``.
         """
+        key = ("all_gather", group, self._metadata("out", out), self._metadata("x", x))
+        self._planned(key, lambda: self._plan_all_gather(out, x, group))(x.contiguous(), out)
+
+    def _plan_all_gather(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> Plan:
         self._check_member(group)
         self._check_pair(out, x)
         check_gathered_shape(out, x, len(group))
         size = x.nbytes
         pieces = [PeerSlice(rank, 0, size, index * size, size) for index, rank in enumerate(group.ranks)]
         pieces = pieces[group.index + 1 :] + pieces[: group.index + 1]  # peers in their order, itself last
-        self._transport.exchange(_call(Operation.ALL_GATHER, group, size), x.contiguous(), out, pieces)
+        return self._transport.plan_exchange(_call(Operation.ALL_GATHER, group, size), pieces)
 
     def all_to_all_single(
         self,
@@ -141,6 +158,21 @@ class GroupFreeComm:
         What a rank sends to a peer must be what the peer expects from it (else CommMismatch). ``out`` and ``x``
         must not overlap.
         """
+        splits = _fixed(output_split_sizes), _fixed(input_split_sizes)
+        key = ("all_to_all", group, self._metadata("out", out), self._metadata("x", x), splits)
+        plan = self._planned(key, lambda: self._plan_all_to_all(out, x, group, *splits))
+        x = x.contiguous()
+        check_disjoint(out, x)
+        plan(x, out)
+
+    def _plan_all_to_all(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        group: Group,
+        output_split_sizes: tuple[int, ...] | None,
+        input_split_sizes: tuple[int, ...] | None,
+    ) -> Plan:
         self._check_member(group)
         self._check_pair(out, x)
         send_rows = row_splits("input", x, input_split_sizes, len(group))
@@ -153,14 +185,12 @@ class GroupFreeComm:
                 f"rank {self.rank} keeps {send_rows[group.index]} rows of its input "
                 f"but {recv_rows[group.index]} rows of its output"
             )
-        x = x.contiguous()
-        check_disjoint(out, x)
         pieces = consecutive_slices(
             group, [rows * send_bytes for rows in send_rows], [rows * recv_bytes for rows in recv_rows]
         )
         uneven = input_split_sizes is not None or output_split_sizes is not None
         num_bytes = None if uneven else x.nbytes // len(group)
-        self._transport.exchange(_call(Operation.ALL_TO_ALL, group, num_bytes), x, out, pieces)
+        return self._transport.plan_exchange(_call(Operation.ALL_TO_ALL, group, num_bytes), pieces)
 
     def scatter_heads(
         self,
@@ -178,10 +208,31 @@ class GroupFreeComm:
         how the fewest heads are split, equally by default. ``out`` may be any tensors of the right shapes, for
         example slices of larger ones. Raises ValueError for what does not fit.
         """
+        splits = _fixed(tokens), _fixed(heads)
+        key = (
+            "scatter_heads",
+            group,
+            self._all_metadata(tensors),
+            None if out is None else self._all_metadata(out),
+            splits,
+        )
+        plan, shapes = self._planned(key, lambda: self._plan_scatter(tensors, group, *splits, out))
+        targets = _targets(shapes, tensors) if out is None else tuple(out)
+        plan(tensors, targets)
+        return targets
+
+    def _plan_scatter(
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: Group,
+        tokens: tuple[int, ...] | None,
+        heads: tuple[int, ...] | None,
+        out: Sequence[torch.Tensor] | None,
+    ) -> tuple[Plan, list[torch.Size]]:
         self._check_member(group)
+        tensors, out = _meta(tensors), None if out is None else _meta(out)
         exchange = scatter_exchange(tensors, len(group), group.index, tokens=tokens, heads=heads, out=out)
-        self._exchange_heads(Operation.SCATTER_HEADS, group, exchange)
-        return exchange.targets
+        return self._plan_heads(Operation.SCATTER_HEADS, group, exchange)
 
     def gather_heads(
         self,
@@ -199,29 +250,63 @@ class GroupFreeComm:
         ``heads`` are the members' h by position, the own one for all by default. Otherwise like
         ``scatter_heads``.
         """
+        splits, outs = (_fixed(tokens), _fixed(heads)), None if out is None else (out,)
+        key = (
+            "gather_heads",
+            group,
+            self._metadata("tensor", tensor),
+            None if outs is None else self._all_metadata(outs),
+            splits,
+            replicated,
+        )
+        plan, shapes = self._planned(key, lambda: self._plan_gather(tensor, group, *splits, replicated, outs))
+        targets = _targets(shapes, (tensor,)) if outs is None else outs
+        plan((tensor,), targets)
+        return targets[0]
+
+    def _plan_gather(
+        self,
+        tensor: torch.Tensor,
+        group: Group,
+        tokens: tuple[int, ...] | None,
+        heads: tuple[int, ...] | None,
+        replicated: bool,
+        outs: Sequence[torch.Tensor] | None,
+    ) -> tuple[Plan, list[torch.Size]]:
         self._check_member(group)
         exchange = gather_exchange(
-            tensor, len(group), group.index, tokens=tokens, heads=heads, replicated=replicated, out=out
+            _meta((tensor,))[0],
+            len(group),
+            group.index,
+            tokens=tokens,
+            heads=heads,
+            replicated=replicated,
+            out=None if outs is None else _meta(outs)[0],
         )
-        self._exchange_heads(Operation.GATHER_HEADS, group, exchange)
-        return exchange.targets[0]
+        return self._plan_heads(Operation.GATHER_HEADS, group, exchange)
 
-    def _exchange_heads(self, operation: Operation, group: Group, exchange: HeadExchange) -> None:
-        for tensor in (*exchange.sources, *exchange.targets):
-            check_tensor("a tensor of heads", tensor, self._device, contiguous=False)
-        self._transport.exchange_heads(_call(operation, group), exchange)
+    def _plan_heads(
+        self, operation: Operation, group: Group, exchange: HeadExchange
+    ) -> tuple[Plan, list[torch.Size]]:
+        """The operation, and the shapes of its outputs."""
+        plan = self._transport.plan_heads(_call(operation, group), exchange)
+        return plan, [target.shape for target in exchange.targets]
 
     def broadcast(self, x: torch.Tensor, src: int, group: Group) -> None:
         """``x`` of global rank ``src`` to every member, in place. The source need not wait for the others."""
+        key = ("broadcast", group, src, self._metadata("x", x))
+        plan = self._planned(key, lambda: self._plan_broadcast(x, src, group))
+        plan(x.contiguous())
+
+    def _plan_broadcast(self, x: torch.Tensor, src: int, group: Group) -> Plan:
         self._check_member(group)
         if src not in group.ranks:
             raise ValueError(f"the source of a broadcast, rank {src}, is not in group {group.ranks}")
         check_tensor("x", x, self._device, contiguous=src != self.rank)
-        call = _call(Operation.BROADCAST, group)._replace(ranks=(src, *(r for r in group.ranks if r != src)))
-        if src == self.rank:
-            self._transport.push(call, x.contiguous(), group.peers)
-        else:
-            self._transport.pull(call, x, src)
+        others = tuple(rank for rank in group.ranks if rank != src)
+        call = _call(Operation.BROADCAST, group)._replace(ranks=(src, *others))
+        plan = self._transport.plan_push if src == self.rank else self._transport.plan_pull
+        return plan(call, x.nbytes)
 
     def all_reduce(self, x: torch.Tensor, group: Group) -> None:
         """Sum over the members, in place, ``x`` of any strides. Every member gets the same bits.
@@ -229,27 +314,64 @@ class GroupFreeComm:
         Added in group order whatever the size; half-precision types in float32, rounded once. Raises
         ValueError for dtypes without a sum (bool, fp8, complex).
         """
-        self._check_member(group)
-        check_tensor("x", x, self._device, contiguous=False)
-        check_summable(x)
+        plan = self._planned(
+            ("all_reduce", group, self._metadata("x", x)), lambda: self._plan_all_reduce(x, group)
+        )
         if not group.peers:
             return
         dense = x.contiguous()
-        self._sum.all_reduce(_call(Operation.ALL_REDUCE, group), dense.view(-1), group)
+        plan(dense.view(-1))
         if dense is not x:
             x.copy_(dense)
 
+    def _plan_all_reduce(self, x: torch.Tensor, group: Group) -> Plan:
+        self._check_member(group)
+        check_tensor("x", x, self._device, contiguous=False)
+        check_summable(x)
+        return self._sum.plan(_call(Operation.ALL_REDUCE, group), x.numel(), x.dtype, group)
+
     def send(self, x: torch.Tensor, dst: int) -> None:
         """All of ``x`` to global rank ``dst``. May return before, and may wait until, it is received."""
+        plan = self._planned(("send", dst, self._metadata("x", x)), lambda: self._plan_send(x, dst))
+        plan(x.contiguous())
+
+    def _plan_send(self, x: torch.Tensor, dst: int) -> Plan:
         self._check_partner(dst)
         check_tensor("x", x, self._device, contiguous=False)
-        self._transport.push(self._pair_call(self.rank, dst), x.contiguous(), (dst,))
+        return self._transport.plan_push(self._pair_call(self.rank, dst), x.nbytes)
 
     def recv(self, out: torch.Tensor, src: int) -> None:
         """Fill ``out`` with what global rank ``src`` sends; sizes must agree."""
+        self._planned(("recv", src, self._metadata("out", out)), lambda: self._plan_recv(out, src))(out)
+
+    def _plan_recv(self, out: torch.Tensor, src: int) -> Plan:
         self._check_partner(src)
         check_tensor("out", out, self._device, contiguous=True)
-        self._transport.pull(self._pair_call(src, self.rank), out, src)
+        return self._transport.plan_pull(self._pair_call(src, self.rank), out.nbytes)
+
+    # Plans
+
+    def _planned(self, key: Hashable, make: Callable[[], _Planned]) -> _Planned:
+        """What ``make`` gives, kept for the next time."""
+        selector = self._transport.selector
+        if selector is not None and selector.version != self._plans_version:
+            self._plans.clear()
+            self._plans_version = selector.version
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make()
+            if len(self._plans) > MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+        return plan  # type: ignore[return-value]
+
+    def _metadata(self, name: str, tensor: torch.Tensor) -> tuple[object, ...]:
+        """All of a tensor that a plan depends on. Raises ValueError if it is not one of this communicator's."""
+        if tensor.device != self._device or tensor.layout is not torch.strided:
+            check_tensor(name, tensor, self._device, contiguous=False)
+        return tensor.shape, tensor.stride(), tensor.dtype
+
+    def _all_metadata(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], ...]:
+        return tuple([self._metadata("a tensor of heads", tensor) for tensor in tensors])
 
     def check(self) -> None:
         """Raise the CommError that an operation of this lane has run into since the last one was raised.
@@ -328,6 +450,21 @@ class GroupFreeComm:
 
 def _call(operation: Operation, group: Group, num_bytes: int | None = None) -> Call:
     return Call(operation, group.seed, group.ranks, num_bytes)
+
+
+def _fixed(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(sizes)
+
+
+def _meta(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The same without their memory, which a plan must not keep."""
+    return tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors)
+
+
+def _targets(shapes: Sequence[torch.Size], like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        [torch.empty(shape, dtype=x.dtype, device=x.device) for shape, x in zip(shapes, like, strict=True)]
+    )
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -9,13 +9,13 @@ Shape letters: B batch, L own tokens, S tokens of all members, H heads, h own he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
 from gfdit.comm.checks import check_same_dtype
-from gfdit.comm.heap import Call, PeerSlice, Transport
+from gfdit.comm.heap import Call, PeerSlice, Plan, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,14 @@ class HeadExchange:
         whole = self.targets[tensor] if self.gather else self.sources[tensor]
         return whole.shape[2] // sum(self.units)
 
-    def part(self, tensor: torch.Tensor, index: int, position: int, *, all_heads: bool) -> torch.Tensor:
-        """The part of tensor number ``index`` that goes to or comes from ``position``: its heads or its tokens."""
-        if all_heads:
-            size = self.unit_heads(index)
-            return tensor.narrow(2, self.unit_offsets[position] * size, self.units[position] * size)
-        return tensor.narrow(1, self.token_offsets[position], self.tokens[position])
+    def parts(self, position: int, *, outgoing: bool) -> list[torch.Tensor]:
+        """Of each source what goes to ``position``, or of each target what comes from there: heads or tokens."""
+        tensors = self.sources if outgoing else self.targets
+        if outgoing is self.gather:
+            return [x.narrow(1, self.token_offsets[position], self.tokens[position]) for x in tensors]
+        sizes = [self.unit_heads(index) for index in range(len(tensors))]
+        begin, units = self.unit_offsets[position], self.units[position]
+        return [x.narrow(2, begin * size, units * size) for x, size in zip(tensors, sizes, strict=True)]
 
 
 def scatter_exchange(
@@ -106,33 +108,33 @@ def gather_exchange(
     return HeadExchange((tensor,), targets, all_tokens, units, gather=True, replicated=replicated)
 
 
-def exchange_by_copies(transport: Transport, call: Call, heads: HeadExchange, rank: int) -> None:
-    """The exchange in terms of ``Transport.exchange``: pack what goes to each member, exchange, unpack."""
-    packed, pieces, send_begin, recv_begin = [], [], 0, 0
-    index = call.ranks.index(rank)
+def plan_by_copies(transport: Transport, call: Call, heads: HeadExchange, rank: int) -> Plan:
+    """The exchange in terms of ``Transport.plan_exchange``: pack what goes to each member, exchange, unpack."""
+    index, size = call.ranks.index(rank), len(call.ranks)
+    pieces, send_begin, recv_begin = [], 0, 0
     for position, peer in enumerate(call.ranks):
-        parts = [
-            heads.part(source, number, position, all_heads=not heads.gather)
-            for number, source in enumerate(heads.sources)
-        ]
-        packed += [part.reshape(-1) for part in parts]
-        incoming = [
-            heads.part(target, number, position, all_heads=heads.gather)
-            for number, target in enumerate(heads.targets)
-        ]
-        sent, received = (sum(part.numel() * part.element_size() for part in side) for side in (parts, incoming))
+        sent, received = (
+            sum(part.numel() * part.element_size() for part in heads.parts(position, outgoing=outgoing))
+            for outgoing in (True, False)
+        )
         pieces.append(PeerSlice(peer, send_begin, sent, recv_begin, received))
         send_begin, recv_begin = send_begin + sent, recv_begin + received
-    source = torch.cat(packed)
-    target = source.new_empty(recv_begin // source.element_size())
     # Peers in the order that keeps everybody from sending to the same rank first; the own part last.
-    transport.exchange(call, source, target, [*pieces[index + 1 :], *pieces[:index], pieces[index]])
-    begin = 0
-    for position in range(len(call.ranks)):
-        for number, out in enumerate(heads.targets):
-            part = heads.part(out, number, position, all_heads=heads.gather)
-            part.copy_(target[begin : begin + part.numel()].view(part.shape))
-            begin += part.numel()
+    exchange = transport.plan_exchange(call, [*pieces[index + 1 :], *pieces[:index], pieces[index]])
+
+    def run(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        given = replace(heads, sources=tuple(sources), targets=tuple(targets))
+        packed = [part.reshape(-1) for position in range(size) for part in given.parts(position, outgoing=True)]
+        source = torch.cat(packed)
+        target = source.new_empty(recv_begin // source.element_size())
+        exchange(source, target)
+        begin = 0
+        for position in range(size):
+            for part in given.parts(position, outgoing=False):
+                part.copy_(target[begin : begin + part.numel()].view(part.shape))
+                begin += part.numel()
+
+    return run
 
 
 def _check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ launch kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -61,36 +61,41 @@ class PeerSlice(NamedTuple):
     recv_bytes: int
 
 
+Plan = Callable[..., None]
+"""An operation, given its tensors: of the shapes, strides and dtypes that it was planned for."""
+
+
 class Transport(Protocol):
     """Agreement and data movement on one lane. Tensors are contiguous, on the heap's device, and validated.
 
-    One thread at a time issues operations on a lane; ``abort`` may come from any thread.
+    What does not depend on the tensors is planned, once for any number of operations. One thread at a time issues
+    operations on a lane; ``abort`` may come from any thread.
     """
 
     @property
     def selector(self) -> Selector | None:
         """What chooses how kernels move data; None where the host does."""
 
-    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
-        """Two-way: with every peer, send one byte range of ``source``, receive one into ``target``.
+    def plan_exchange(self, call: Call, peers: Sequence[PeerSlice]) -> Plan:
+        """Two-way, of (source, target): with every peer, send one byte range of it, receive one into it.
 
         A slice whose rank is the caller's is a local copy. Zero bytes still agree: that is a barrier.
         """
 
-    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
-        """Two-way: the head and sequence all-to-all of Ulysses attention."""
+    def plan_heads(self, call: Call, heads: HeadExchange) -> Plan:
+        """Two-way, of (sources, targets) like those of ``heads``: the all-to-all of Ulysses attention."""
 
-    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
-        """``flat`` (elements,) := the sum over the members in group order, in one go; False if it cannot.
+    def plan_all_reduce(self, call: Call, num_elements: int, dtype: torch.dtype) -> Plan | None:
+        """Of one (elements,): becomes the sum over the members in group order, in one go; None if that cannot be.
 
-        Then nothing has happened, in any member.
+        The same answer in all members.
         """
 
-    def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
-        """One-way: all bytes of ``source`` to each of ``ranks``."""
+    def plan_push(self, call: Call, num_bytes: int) -> Plan:
+        """One-way, of one tensor: all its bytes to the other ranks of the call, whose first is the caller."""
 
-    def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
-        """One-way: fill ``target`` from ``rank``'s matching push."""
+    def plan_pull(self, call: Call, num_bytes: int) -> Plan:
+        """One-way, of one tensor: fill it from the first rank of the call."""
 
     def check(self) -> None:
         """Raise what operations so far have run into, if they do not raise themselves. Waits for none of them."""

@@ -22,8 +22,8 @@ import torch
 from gfdit.comm.agreement import NUM_SLOTS, EdgeAgreement, edge_digest, is_behind
 from gfdit.comm.errors import CommAborted, CommError, CommMismatch, CommTimeout
 from gfdit.comm.futex import Waiter
-from gfdit.comm.heads import HeadExchange, exchange_by_copies
-from gfdit.comm.heap import Call, PeerSlice
+from gfdit.comm.heads import HeadExchange, plan_by_copies
+from gfdit.comm.heap import Call, PeerSlice, Plan
 from gfdit.comm.layout import ABORT_WORD, CREDIT_WORD, MAX_CHUNKS, SIGNAL_WORD, WORD_BYTES, SegmentLayout
 
 # Long enough to catch a peer that is already on its way, short enough to cost nothing; yields every turn.
@@ -99,45 +99,58 @@ class HostTransport:
             if peer != rank
         }
 
-    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
-        source_address, target_address = source.data_ptr(), target.data_ptr()
-        remote = [(self._ports[piece.rank], piece) for piece in peers if piece.rank != self._rank]
-        with self._operation(call, [port for port, _ in remote]):
-            round_index = 0
-            while remote or not round_index:
-                begin = round_index * self._slot_bytes
-                for port, piece in remote:
-                    self._push(port, call, piece.send_bytes, begin, source_address + piece.send_offset)
-                if not round_index:
-                    _copy_own(peers, self._rank, source_address, target_address)
-                for port, piece in remote:
-                    self._pull(port, call, piece.recv_bytes, begin, target_address + piece.recv_offset)
-                    port.agreement.consume_two_way()
-                round_index += 1
-                end = begin + self._slot_bytes
-                remote = [(port, p) for port, p in remote if max(p.send_bytes, p.recv_bytes) > end]
+    def plan_exchange(self, call: Call, peers: Sequence[PeerSlice]) -> Plan:
+        others = [(self._ports[piece.rank], piece) for piece in peers if piece.rank != self._rank]
+        own = [piece for piece in peers if piece.rank == self._rank and piece.send_bytes]
+        ports = [port for port, _ in others]
 
-    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
-        exchange_by_copies(self, call, heads, self._rank)
+        def run(source: torch.Tensor, target: torch.Tensor) -> None:
+            source_address, target_address = source.data_ptr(), target.data_ptr()
+            with self._operation(call, ports):
+                begin, remote = 0, others
+                while remote or not begin:
+                    for port, piece in remote:
+                        self._push(port, call, piece.send_bytes, begin, source_address + piece.send_offset)
+                    for piece in own if not begin else ():
+                        place = target_address + piece.recv_offset
+                        ctypes.memmove(place, source_address + piece.send_offset, piece.send_bytes)
+                    for port, piece in remote:
+                        self._pull(port, call, piece.recv_bytes, begin, target_address + piece.recv_offset)
+                        port.agreement.consume_two_way()
+                    begin += self._slot_bytes
+                    remote = [(port, p) for port, p in remote if max(p.send_bytes, p.recv_bytes) > begin]
 
-    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
-        return False
+        return run
 
-    def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
-        ports = [self._ports[rank] for rank in ranks]
-        num_bytes, address = source.nbytes, source.data_ptr()
-        with self._operation(call, ports):
-            for begin in range(0, max(num_bytes, 1), self._slot_bytes):
-                for port in ports:
-                    self._push(port, call, num_bytes, begin, address)
+    def plan_heads(self, call: Call, heads: HeadExchange) -> Plan:
+        return plan_by_copies(self, call, heads, self._rank)
 
-    def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
-        port = self._ports[rank]
-        num_bytes, address = target.nbytes, target.data_ptr()
-        with self._operation(call, [port]):
-            for begin in range(0, max(num_bytes, 1), self._slot_bytes):
-                self._pull(port, call, num_bytes, begin, address)
-                self._store(port.outbound_line + CREDIT_WORD, port.agreement.consume_one_way())
+    def plan_all_reduce(self, call: Call, num_elements: int, dtype: torch.dtype) -> Plan | None:
+        return None
+
+    def plan_push(self, call: Call, num_bytes: int) -> Plan:
+        ports = [self._ports[rank] for rank in call.ranks[1:]]
+
+        def run(source: torch.Tensor) -> None:
+            address = source.data_ptr()
+            with self._operation(call, ports):
+                for begin in range(0, max(num_bytes, 1), self._slot_bytes):
+                    for port in ports:
+                        self._push(port, call, num_bytes, begin, address)
+
+        return run
+
+    def plan_pull(self, call: Call, num_bytes: int) -> Plan:
+        port = self._ports[call.ranks[0]]
+
+        def run(target: torch.Tensor) -> None:
+            address = target.data_ptr()
+            with self._operation(call, [port]):
+                for begin in range(0, max(num_bytes, 1), self._slot_bytes):
+                    self._pull(port, call, num_bytes, begin, address)
+                    self._store(port.outbound_line + CREDIT_WORD, port.agreement.consume_one_way())
+
+        return run
 
     def check(self) -> None:
         """Operations raise themselves."""
@@ -304,9 +317,3 @@ def _make_port(layout: SegmentLayout, lane: int, address: int, rank: int, peer: 
             address + theirs + layout.slot_offset(lane, peer, rank, slot) for slot in range(NUM_SLOTS)
         ),
     )
-
-
-def _copy_own(peers: Sequence[PeerSlice], rank: int, source: int, target: int) -> None:
-    for piece in peers:
-        if piece.rank == rank and piece.send_bytes:
-            ctypes.memmove(target + piece.recv_offset, source + piece.send_offset, piece.send_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Sequence
 
@@ -36,6 +37,8 @@ class KernelFailures:
         self.num_taken = 0
         self._calls: deque[tuple[int, Call]] = deque(maxlen=_NUM_REMEMBERED)
         self._broken: dict[int, str] = {}
+        # Not through torch: it is looked at before every launch.
+        self._kind = ctypes.c_int64.from_address(state.status.data_ptr() + 8 * edges.STATUS_KIND.value)
 
     def label(self, call: Call) -> int:
         """What the next launch, of ``call``, passes as its operation."""
@@ -44,9 +47,14 @@ class KernelFailures:
         self._calls.append((number, call))
         return number << _OPERATION_BITS | call.operation
 
+    @property
+    def any_broken(self) -> bool:
+        """Whether any edge needs a reset."""
+        return bool(self._broken)
+
     def reported(self) -> bool:
         """Whether a kernel has failed; waits for nothing."""
-        return int(self._state.status[edges.STATUS_KIND.value]) != 0
+        return self._kind.value != 0
 
     def take(self) -> CommError:
         """What was reported first. Clears the cell, so no kernel of the lane may be running."""

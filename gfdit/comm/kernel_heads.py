@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
+from gfdit.comm.choice import Choice
 from gfdit.comm.heads import HeadExchange
 from gfdit.kernels import ulysses_exchange
 from gfdit.kernels.members import ROW_WORDS, Members
-from gfdit.kernels.ulysses_exchange import StridedRows
-
-# Rows of a slot are cut into this many chunks, each with its own token.
-NUM_CHUNKS = 4
+from gfdit.kernels.ulysses_exchange import Strides
 
 
 def is_even(heads: HeadExchange) -> bool:
@@ -35,36 +35,62 @@ def table_rows(heads: HeadExchange, ranks: tuple[int, ...], digests: list[int]) 
     return [(*fields, *(0,) * (ROW_WORDS - len(fields))) for fields in zip(*columns, strict=True)]
 
 
-def launch_exchange(members: Members, heads: HeadExchange) -> None:
-    """One launch. Where heads and head size of a tensor are not dense, it is copied around the launch."""
-    sources = [_dense(source) for source in heads.sources]
-    targets = [target if _is_dense(target) else torch.empty_like(target).contiguous() for target in heads.targets]
-    tensors = [
-        StridedRows(
-            source.data_ptr(),
-            source.stride(0) * source.element_size(),
-            source.stride(1) * source.element_size(),
-            target.data_ptr(),
-            target.stride(0) * target.element_size(),
-            target.stride(1) * target.element_size(),
-            unit_bytes,
-        )
-        for source, target, unit_bytes in zip(sources, targets, _unit_bytes(heads), strict=True)
+def largest_edge_bytes(heads: HeadExchange) -> int:
+    """The most that any two members send each other, which all of them know."""
+    positions = range(len(heads.tokens))
+    return max((edge_bytes(heads, i, j) for i in positions for j in positions if i != j), default=0)
+
+
+def plan_exchange(
+    members: Members, heads: HeadExchange, choice: Choice
+) -> Callable[[int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]:
+    """One launch, given its label, sources and targets like those of ``heads``.
+
+    Where heads and head size of a tensor are not dense, it is copied around the launch.
+    """
+    dense_sources, dense_targets = ([_is_dense(x) for x in side] for side in (heads.sources, heads.targets))
+    strides = [
+        Strides(*_strides(source), *_strides(target), unit_bytes)
+        for source, target, unit_bytes in zip(heads.sources, heads.targets, _unit_bytes(heads), strict=True)
     ]
-    ulysses_exchange.run(
+    launch = ulysses_exchange.plan(
         members,
-        tensors,
-        batch=sources[0].shape[0],
+        strides,
+        batch=heads.sources[0].shape[0],
         units=heads.units[0],
         tokens=heads.tokens[0],
         token_stride=0 if heads.replicated else heads.tokens[0],
         gather=heads.gather,
-        num_chunks=NUM_CHUNKS,
-        num_programs=1,
+        chunk_bytes=choice.chunk_bytes,
+        num_programs=choice.num_programs,
     )
-    for target, wanted in zip(targets, heads.targets, strict=True):
-        if target is not wanted:
-            wanted.copy_(target)
+    if all(dense_sources) and all(dense_targets):
+        return lambda label, sources, targets: launch(
+            label,
+            [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)],
+        )
+
+    def run(label: int, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        given = [x if dense else x.contiguous() for x, dense in zip(sources, dense_sources, strict=True)]
+        taken = [
+            x if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            for x, dense in zip(targets, dense_targets, strict=True)
+        ]
+        launch(
+            label, [(source.data_ptr(), target.data_ptr()) for source, target in zip(given, taken, strict=True)]
+        )
+        for target, wanted in zip(taken, targets, strict=True):
+            if target is not wanted:
+                wanted.copy_(target)
+
+    return run
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, int]:
+    """Of batch and token in bytes, once the tensor is dense."""
+    if not _is_dense(tensor):
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tensor.stride(0) * tensor.element_size(), tensor.stride(1) * tensor.element_size()
 
 
 def _unit_bytes(heads: HeadExchange) -> list[int]:
@@ -76,7 +102,3 @@ def _unit_bytes(heads: HeadExchange) -> list[int]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.stride(3) == 1 and tensor.stride(2) == tensor.shape[3]
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if _is_dense(tensor) else tensor.contiguous()

@@ -3,15 +3,18 @@
 The counters live in device memory, so an operation is one launch that the host does not wait for and that a
 captured graph may replay. A failure shows in the lane's status cell. The interpreter runs a launch to its end, so
 there the operation itself raises; on a GPU the next operation or ``check`` does.
+
+What an operation does with the same group, shapes, strides and dtypes is prepared once (``Plan``): choice, digest,
+packed arguments, compiled kernel. What is left for a launch is a label, the addresses and a look at the status.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -19,24 +22,20 @@ from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_d
 from gfdit.comm.choice import Choice, Path, Situation
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
-from gfdit.comm.exchange_paths import PATHS, is_hopper
-from gfdit.comm.heads import HeadExchange, exchange_by_copies
-from gfdit.comm.heap import Call, KernelHeap, PeerSlice
+from gfdit.comm.exchange_paths import PATHS, Run, is_hopper
+from gfdit.comm.heads import HeadExchange, plan_by_copies
+from gfdit.comm.heap import Call, KernelHeap, PeerSlice, Plan
 from gfdit.comm.heap_tensors import heap_addresses
 from gfdit.comm.kernel_failures import KernelFailures
-from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, launch_exchange, table_rows
+from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, largest_edge_bytes, plan_exchange, table_rows
 from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
-from gfdit.comm.one_way_paths import ONE_WAY_PATHS, OneWay
+from gfdit.comm.one_way_paths import ONE_WAY_PATHS
 from gfdit.comm.selector import Selector
 from gfdit.kernels import edges, low_latency_all_reduce
-from gfdit.kernels.launch import launcher
+from gfdit.kernels.launch import combined, launcher
 from gfdit.kernels.members import MAX_PACKED, ROW_WORDS, Members
 from gfdit.kernels.variants import all_variants
-
-_HEADS = Choice(Path.PUSH, chunk_bytes=0, num_programs=1)
-# There is one table per group and sizes of its parts. The last ones used are kept: a server meets ever new sizes.
-MAX_TABLES = 1024
 
 
 class KernelTransport:
@@ -56,7 +55,6 @@ class KernelTransport:
         obstacles = {path: kind.obstacle for path, kind in PATHS.items()}
         self.selector = Selector(site_of(heap), obstacles, heap.selector_table)
         self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
-        self._tables: OrderedDict[tuple[tuple[int, ...], ...], torch.Tensor] = OrderedDict()
         self._captured: dict[int, torch.Tensor] = {}  # tables that graphs read when they are replayed, by address
         self._heap_addresses = heap_addresses(heap)
         self._busy = threading.Lock()
@@ -66,73 +64,123 @@ class KernelTransport:
         # Of an agreement, the host knows the generation.
         self._agreements = {peer: EdgeAgreement() for peer in range(heap.world_size) if peer != self._rank}
 
-    def exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor, peers: Sequence[PeerSlice]) -> None:
+    # Plans
+
+    def plan_exchange(self, call: Call, peers: Sequence[PeerSlice]) -> Plan:
         parts = {piece.rank: piece for piece in peers}
-        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
-            even = even_parts(call.ranks, parts) if len(call.ranks) <= MAX_PACKED else None
-            # Of the storage: a tensor without elements has no address of its own.
-            in_heap = [tensor.untyped_storage().data_ptr() in self._heap_addresses for tensor in (source, target)]
-            choice = self.selector.choose(Situation(call.operation, len(call.ranks), call.num_bytes, *in_heap))
+        even = even_parts(call.ranks, parts) if len(call.ranks) <= MAX_PACKED else None
+        offsets = even or [offset for piece in peers for offset in (piece.send_offset, piece.recv_offset)]
+        # The way depends on where the tensors are, too.
+        ways: dict[tuple[bool, bool], Run] = {}
+
+        def prepared(source_in_heap: bool, target_in_heap: bool) -> Run:
+            situation = Situation(call.operation, len(call.ranks), call.num_bytes, source_in_heap, target_in_heap)
+            choice = self.selector.choose(situation)
             exchange = Exchange(
                 call=call,
                 heap=self._heap,
                 state=self._state,
                 lane_index=self._lane_index,
                 members=self._members(call, choice, even, parts),
-                source=source,
-                target=target,
                 even=even,
                 parts=parts,
-                alignment=_combined(
-                    even or [x for piece in peers for x in (piece.send_offset, piece.recv_offset)]
-                ),
+                alignment=combined(offsets),
                 choice=choice,
             )
-            PATHS[choice.path].run(exchange)
+            return self._guarding(exchange.members.table, PATHS[choice.path].plan(exchange))
 
-    def exchange_heads(self, call: Call, heads: HeadExchange) -> None:
+        def run(label: int, source: torch.Tensor, target: torch.Tensor) -> None:
+            way = (self._is_in_heap(source), self._is_in_heap(target))
+            go = ways.get(way)
+            if go is None:
+                go = ways[way] = prepared(*way)
+            go(label, source, target)
+
+        return self._operation(call, run)
+
+    def plan_heads(self, call: Call, heads: HeadExchange) -> Plan:
         if not fits(heads, self._layout.slot_bytes):
-            exchange_by_copies(self, call, heads, self._rank)
-            return
-        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
-            index = call.ranks.index(self._rank)
-            digests = []
-            for position in range(len(call.ranks)):
-                # Both ends of an edge need the same digest: the direction from the smaller position comes first.
-                ends = sorted((index, position))
-                digests.append(_digest(call, _HEADS, edge_bytes(heads, *ends), edge_bytes(heads, *reversed(ends))))
-            packed = is_even(heads) and len(call.ranks) <= MAX_PACKED
-            table = self._no_table if packed else self._kept_table(table_rows(heads, call.ranks, digests))
-            launch_exchange(self._group(call, digests[0], table, packed), heads)
+            return plan_by_copies(self, call, heads, self._rank)
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), largest_edge_bytes(heads)))
+        index = call.ranks.index(self._rank)
+        digests = []
+        for position in range(len(call.ranks)):
+            # Both ends of an edge need the same digest: the direction from the smaller position comes first.
+            ends = sorted((index, position))
+            digests.append(_digest(call, choice, edge_bytes(heads, *ends), edge_bytes(heads, *reversed(ends))))
+        packed = is_even(heads) and len(call.ranks) <= MAX_PACKED
+        table = self._no_table if packed else self._table(table_rows(heads, call.ranks, digests))
+        members = self._group(call, digests[0], table, packed)
+        return self._operation(call, self._guarding(table, plan_exchange(members, heads, choice)))
 
-    def all_reduce(self, call: Call, flat: torch.Tensor) -> bool:
-        choice = self.selector.choose(Situation(call.operation, len(call.ranks), flat.nbytes))
+    def plan_all_reduce(self, call: Call, num_elements: int, dtype: torch.dtype) -> Plan | None:
+        num_bytes = num_elements * dtype.itemsize
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), num_bytes))
         packed = len(call.ranks) <= MAX_PACKED
-        if choice.path is not Path.LOW_LATENCY or flat.dtype not in low_latency_all_reduce.DTYPES or not packed:
-            return False
-        with self._operation(call, [rank for rank in call.ranks if rank != self._rank]):
-            members = self._group(call, _digest(call, choice, flat.nbytes, flat.nbytes), self._no_table, packed)
-            low_latency_all_reduce.run(members, flat, choice.num_programs)
-        return True
+        if choice.path is not Path.LOW_LATENCY or dtype not in low_latency_all_reduce.DTYPES or not packed:
+            return None
+        members = self._group(call, _digest(call, choice, num_bytes, num_bytes), self._no_table, packed)
+        launch = low_latency_all_reduce.plan(members, num_elements, dtype, num_programs=choice.num_programs)
+        return self._operation(call, lambda label, flat: launch(label, flat.data_ptr()))
 
-    def push(self, call: Call, source: torch.Tensor, ranks: Sequence[int]) -> None:
-        with self._operation(call, ranks):
-            operation = self._one_way(call, source)
-            ONE_WAY_PATHS[operation.choice.path].push(operation)
+    def plan_push(self, call: Call, num_bytes: int) -> Plan:
+        return self._plan_one_way(call, num_bytes, lambda path: ONE_WAY_PATHS[path].push)
 
-    def pull(self, call: Call, target: torch.Tensor, rank: int) -> None:
-        with self._operation(call, [rank]):
-            operation = self._one_way(call, target)
-            ONE_WAY_PATHS[operation.choice.path].pull(operation)
+    def plan_pull(self, call: Call, num_bytes: int) -> Plan:
+        return self._plan_one_way(call, num_bytes, lambda path: ONE_WAY_PATHS[path].pull)
 
-    def _one_way(self, call: Call, tensor: torch.Tensor) -> OneWay:
-        """Ready to move all bytes of ``tensor`` from the first of the call's ranks to others."""
-        size = tensor.nbytes
-        choice = self.selector.choose(Situation(call.operation, len(call.ranks), size))
+    def _plan_one_way(self, call: Call, num_bytes: int, end: Callable[[Path], Any]) -> Plan:
+        choice = self.selector.choose(Situation(call.operation, len(call.ranks), num_bytes))
         packed = len(call.ranks) <= MAX_PACKED
-        table = self._no_table if packed else self._kept_table([_row(rank) for rank in call.ranks])
-        members = self._group(call, _digest(call, choice, size, 0), table, packed)
-        return OneWay(members, tensor.data_ptr(), size, choice)
+        table = self._no_table if packed else self._table([_row(rank) for rank in call.ranks])
+        members = self._group(call, _digest(call, choice, num_bytes, 0), table, packed)
+        launch = self._guarding(table, end(choice.path)(members, num_bytes, choice))
+        # Receivers share an edge with the source only.
+        peers = call.ranks[1:] if self._rank == call.ranks[0] else call.ranks[:1]
+        return self._operation(call, lambda label, tensor: launch(label, tensor.data_ptr()), peers)
+
+    def _operation(self, call: Call, run: Callable[..., None], peers: Sequence[int] | None = None) -> Plan:
+        """``run``, given a label, as an operation of this lane with ``peers``, all other members by default."""
+        others = [rank for rank in call.ranks if rank != self._rank] if peers is None else list(peers)
+        failures, on_gpu = self._failures, self._state.on_gpu
+
+        def operation(*tensors: Any) -> None:
+            self._enter()
+            try:
+                if failures.reported():
+                    self.check()
+                if failures.any_broken:
+                    failures.refuse_broken(call, others)
+                try:
+                    run(failures.label(call), *tensors)
+                except BaseException as error:  # the peers have issued it, or will
+                    failures.mark(others, type(error).__name__)
+                    raise
+                if not on_gpu:
+                    self.check()
+            finally:
+                self._busy.release()
+
+        return operation
+
+    def _is_in_heap(self, tensor: torch.Tensor) -> bool:
+        # Of the storage: a tensor without elements has no address of its own.
+        address = tensor.data_ptr() or tensor.untyped_storage().data_ptr()
+        return address in self._heap_addresses
+
+    def _guarding(self, table: torch.Tensor, run: Callable[..., None]) -> Callable[..., None]:
+        """``run``, whose kernels read ``table``: a graph that captures them may read it at any time."""
+        if table is self._no_table or not self._state.on_gpu:
+            return run
+
+        def guarded(*arguments: Any) -> None:
+            if torch.cuda.is_current_stream_capturing():
+                self._captured[table.data_ptr()] = table
+            run(*arguments)
+
+        return guarded
+
+    # Failures
 
     @property
     def num_failures(self) -> int:
@@ -182,22 +230,6 @@ class KernelTransport:
         with self._aside():
             self._no_table[0] = 0
 
-    @contextmanager
-    def _operation(self, call: Call, peers: Sequence[int]) -> Iterator[None]:
-        self._enter()
-        try:
-            self.check()
-            self._failures.refuse_broken(call, peers)
-            try:
-                yield
-            except BaseException as error:  # the peers have issued it, or will
-                self._failures.mark(peers, type(error).__name__)
-                raise
-            if not self._state.on_gpu:
-                self.check()
-        finally:
-            self._busy.release()
-
     def _enter(self) -> None:
         if not self._busy.acquire(blocking=False):
             raise ValueError(f"lane {self._lane!r} of rank {self._rank} is in use by another thread")
@@ -205,20 +237,9 @@ class KernelTransport:
     def _members(
         self, call: Call, choice: Choice, even: EvenParts | None, parts: Mapping[int, PeerSlice]
     ) -> Members:
-        if even is None:
-            digest = _digest(call, choice, call.num_bytes or 0, call.num_bytes or 0)
-            return self._group(call, digest, self._table(call, choice, parts), packed=False)
-        return self._group(
-            call, _digest(call, choice, even.num_bytes, even.num_bytes), self._no_table, packed=True
-        )
-
-    def _group(self, call: Call, digest: int, table: torch.Tensor, packed: bool) -> Members:
-        """For one launch: its label is new."""
-        index, label = call.ranks.index(self._rank), self._failures.label(call)
-        return Members(self._state.constants, call.ranks, index, digest, label, table, packed, self._state.on_gpu)
-
-    def _table(self, call: Call, choice: Choice, parts: Mapping[int, PeerSlice]) -> torch.Tensor:
-        """Byte ranges by position, in device memory; written by the first operation that has them, then kept."""
+        if even is not None:
+            digest = _digest(call, choice, even.num_bytes, even.num_bytes)
+            return self._group(call, digest, self._no_table, packed=True)
         rows = []
         for rank in call.ranks:
             piece = parts.get(rank, PeerSlice(rank, 0, 0, 0, 0))
@@ -226,20 +247,20 @@ class KernelTransport:
             # One digest for both directions of an edge: that from the smaller rank comes first.
             digest = _digest(call, choice, *((forth, back) if self._rank < rank else (back, forth)))
             rows.append(_row(*piece, digest))
-        return self._kept_table(rows)
+        digest = _digest(call, choice, call.num_bytes or 0, call.num_bytes or 0)
+        return self._group(call, digest, self._table(rows), packed=False)
 
-    def _kept_table(self, rows: list[tuple[int, ...]]) -> torch.Tensor:
-        key = tuple(rows)
-        table = self._tables.pop(key, None)
-        if table is None:
-            table = torch.tensor(rows, dtype=torch.int64).to(self._heap.device)
-        self._tables[key] = table
-        if self._state.on_gpu and torch.cuda.is_current_stream_capturing():
-            self._captured[table.data_ptr()] = table
-        if len(self._tables) > MAX_TABLES:
-            # What still reads it was launched on this stream before whatever gets its memory.
-            self._tables.popitem(last=False)
-        return table
+    def _group(self, call: Call, digest: int, table: torch.Tensor, packed: bool) -> Members:
+        index = call.ranks.index(self._rank)
+        return Members(self._state.constants, call.ranks, index, digest, table, packed, self._state.on_gpu)
+
+    def _table(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """In device memory, by a copy that the host does not wait for. It lives as long as its plan.
+
+        What still reads it then was launched on this stream before whatever gets its memory.
+        """
+        table = torch.tensor(rows, dtype=torch.int64, pin_memory=self._state.on_gpu)
+        return table.to(self._heap.device, non_blocking=True)
 
     def _aside(self) -> AbstractContextManager[object]:
         """A stream of its own: the lane's may be waiting for what is about to be aborted."""
@@ -259,14 +280,6 @@ class KernelTransport:
         size = NUM_SLOTS * self._layout.low_latency_slot_bytes
         begin = self._layout.low_latency_offset(self._lane_index) + (peer - (peer > self._rank)) * size
         return self._heap.segment(self._rank)[begin : begin + size]
-
-
-def _combined(offsets: Iterable[int]) -> int:
-    """All offsets combined with "or": as aligned as the least aligned of them."""
-    combined = 0
-    for offset in offsets:
-        combined |= offset
-    return combined
 
 
 def _row(*words: int) -> tuple[int, ...]:

@@ -9,75 +9,47 @@ from gfdit.comm.choice import Choice, Path
 from gfdit.kernels import low_latency_broadcast, multicast_broadcast, recv, send
 from gfdit.kernels.members import Members
 
-
-@dataclass(frozen=True, slots=True)
-class OneWay:
-    """One operation, ready to launch: ``num_bytes`` at ``address``, from position 0 to the other members."""
-
-    members: Members
-    address: int
-    num_bytes: int
-    choice: Choice
+Run = Callable[[int, int], None]
+"""Enqueues an operation, given its label and the address of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneWayPath:
-    push: Callable[[OneWay], None]
-    pull: Callable[[OneWay], None]
+    """``num_bytes`` from position 0 to the other members: what the one and the others launch."""
+
+    push: Callable[[Members, int, Choice], Run]
+    pull: Callable[[Members, int, Choice], Run]
 
 
-def _push(operation: OneWay) -> None:
-    send.run(
-        operation.members,
-        operation.address,
-        operation.num_bytes,
-        chunk_bytes=operation.choice.chunk_bytes,
-        num_programs=_num_programs(operation),
-    )
+def _push(members: Members, num_bytes: int, choice: Choice) -> Run:
+    num_programs = _num_programs(num_bytes, choice)
+    return send.plan(members, num_bytes, chunk_bytes=choice.chunk_bytes, num_programs=num_programs)
 
 
-def _pull(operation: OneWay) -> None:
-    recv.run(
-        operation.members,
-        operation.address,
-        operation.num_bytes,
-        chunk_bytes=operation.choice.chunk_bytes,
-        num_programs=_num_programs(operation),
-    )
+def _pull(members: Members, num_bytes: int, choice: Choice) -> Run:
+    num_programs = _num_programs(num_bytes, choice)
+    return recv.plan(members, num_bytes, chunk_bytes=choice.chunk_bytes, num_programs=num_programs)
 
 
-def _num_programs(operation: OneWay) -> int:
+def _num_programs(num_bytes: int, choice: Choice) -> int:
     """No more than there are chunks."""
-    num_chunks = -(-operation.num_bytes // operation.choice.chunk_bytes)
-    return max(min(operation.choice.num_programs, num_chunks), 1)
+    return max(min(choice.num_programs, -(-num_bytes // choice.chunk_bytes)), 1)
 
 
-def _low_latency_push(operation: OneWay) -> None:
-    num_programs = operation.choice.num_programs
-    low_latency_broadcast.run_push(
-        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
-    )
+def _low_latency_push(members: Members, num_bytes: int, choice: Choice) -> Run:
+    return low_latency_broadcast.plan_push(members, num_bytes, num_programs=choice.num_programs)
 
 
-def _low_latency_pull(operation: OneWay) -> None:
-    num_programs = operation.choice.num_programs
-    low_latency_broadcast.run_pull(
-        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
-    )
+def _low_latency_pull(members: Members, num_bytes: int, choice: Choice) -> Run:
+    return low_latency_broadcast.plan_pull(members, num_bytes, num_programs=choice.num_programs)
 
 
-def _multicast_push(operation: OneWay) -> None:
-    num_programs = operation.choice.num_programs
-    multicast_broadcast.run_push(
-        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
-    )
+def _multicast_push(members: Members, num_bytes: int, choice: Choice) -> Run:
+    return multicast_broadcast.plan_push(members, num_bytes, num_programs=choice.num_programs)
 
 
-def _multicast_pull(operation: OneWay) -> None:
-    num_programs = operation.choice.num_programs
-    multicast_broadcast.run_pull(
-        operation.members, operation.address, operation.num_bytes, num_programs=num_programs
-    )
+def _multicast_pull(members: Members, num_bytes: int, choice: Choice) -> Run:
+    return multicast_broadcast.plan_pull(members, num_bytes, num_programs=choice.num_programs)
 
 
 ONE_WAY_PATHS: Mapping[Path, OneWayPath] = {

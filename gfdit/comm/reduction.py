@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from gfdit.comm.group import Group
-from gfdit.comm.heap import Call, PeerSlice, Transport
+from gfdit.comm.heap import Call, Plan, Transport
 from gfdit.comm.slices import consecutive_slices
 
 # Up to here one exchange of everything beats two exchanges of parts.
@@ -44,36 +42,53 @@ class OrderedSum:
         self._transport = transport
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def all_reduce(self, call: Call, flat: torch.Tensor, group: Group) -> None:
-        """``flat`` := the sum over the members, in place. Shape: (elements,), contiguous."""
-        if self._transport.all_reduce(call, flat):
-            return
-        if flat.nbytes <= _GATHER_LIMIT_BYTES:
-            self._gather_and_sum(call, flat, group)
-            return
-        for block in flat.split(_BLOCK_BYTES // flat.element_size()):
-            self._sum_parts(call, block, group)
+    def plan(self, call: Call, num_elements: int, dtype: torch.dtype, group: Group) -> Plan:
+        """Of one (elements,), contiguous: becomes the sum over the members, in place."""
+        if (in_one_go := self._transport.plan_all_reduce(call, num_elements, dtype)) is not None:
+            return in_one_go
+        num_bytes = num_elements * dtype.itemsize
+        if num_bytes <= _GATHER_LIMIT_BYTES:
+            return self._plan_gather(call, num_bytes, group)
+        block = _BLOCK_BYTES // dtype.itemsize
+        sizes = dict.fromkeys([block, num_elements % block] if num_elements >= block else [num_elements])
+        by_size = {size: self._plan_parts(call, size, dtype, group) for size in sizes if size}
 
-    def _gather_and_sum(self, call: Call, flat: torch.Tensor, group: Group) -> None:
+        def run(flat: torch.Tensor) -> None:
+            for part in flat.split(block):
+                by_size[part.numel()](part)
+
+        return run
+
+    def _plan_gather(self, call: Call, num_bytes: int, group: Group) -> Plan:
         """Everybody sums everything: one exchange."""
-        gathered = self._parts(flat, len(group), flat.numel())
-        none, all_bytes = [0] * len(group), [flat.nbytes] * len(group)
-        pieces = [p._replace(send_bytes=flat.nbytes) for p in consecutive_slices(group, none, all_bytes)]
-        self._transport.exchange(call._replace(num_bytes=flat.nbytes), flat, gathered, pieces)
-        flat.copy_(sum_in_order(gathered))
+        none, all_bytes = [0] * len(group), [num_bytes] * len(group)
+        pieces = [p._replace(send_bytes=num_bytes) for p in consecutive_slices(group, none, all_bytes)]
+        exchange = self._transport.plan_exchange(call._replace(num_bytes=num_bytes), pieces)
 
-    def _sum_parts(self, call: Call, block: torch.Tensor, group: Group) -> None:
+        def run(flat: torch.Tensor) -> None:
+            gathered = self._parts(flat, len(group), flat.numel())
+            exchange(flat, gathered)
+            flat.copy_(sum_in_order(gathered))
+
+        return run
+
+    def _plan_parts(self, call: Call, num_elements: int, dtype: torch.dtype, group: Group) -> Plan:
         """Each member sums one part and passes the sum on: less traffic, one more exchange."""
-        sizes = split_evenly(block.numel(), len(group))
-        part_bytes = [size * block.element_size() for size in sizes]
+        sizes = split_evenly(num_elements, len(group))
+        part_bytes = [size * dtype.itemsize for size in sizes]
         mine = [part_bytes[group.index]] * len(group)
         call = call._replace(num_bytes=part_bytes[0])
-        parts = self._parts(block, len(group), sizes[group.index])
-        self._transport.exchange(call, block, parts, consecutive_slices(group, part_bytes, mine))
+        scatter = self._transport.plan_exchange(call, consecutive_slices(group, part_bytes, mine))
         # Every byte of the block left in the first exchange, so the sums can come back in its place.
-        pieces: Sequence[PeerSlice] = consecutive_slices(group, mine, part_bytes)
-        pieces = [piece._replace(send_offset=0) for piece in pieces]
-        self._transport.exchange(call, sum_in_order(parts), block, pieces)
+        pieces = [piece._replace(send_offset=0) for piece in consecutive_slices(group, mine, part_bytes)]
+        gather = self._transport.plan_exchange(call, pieces)
+
+        def run(block: torch.Tensor) -> None:
+            parts = self._parts(block, len(group), sizes[group.index])
+            scatter(block, parts)
+            gather(sum_in_order(parts), block)
+
+        return run
 
     def _parts(self, like: torch.Tensor, num_parts: int, num_elements: int) -> torch.Tensor:
         """Uninitialised (parts, elements) of the workspace, in the dtype of ``like``."""

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 
 from gfdit.comm.choice import Choice, Path, Site, Situation
 from gfdit.comm.heap import Operation
@@ -22,7 +21,7 @@ from gfdit.comm.selector_table import SelectorTable
 Obstacle = Callable[[Situation, Site], str | None]
 
 # Exchanges whose parts only some members know: the same for all of them.
-_UNEVEN_PROGRAMS = 8
+_UNEVEN_PROGRAMS = 32
 # A program that pushes less than this is mostly waiting.
 _BYTES_PER_PROGRAM = 32 * 1024
 _MIN_CHUNK_BYTES = 4096
@@ -36,6 +35,7 @@ _PATHS_OF_ONE_PROGRAM = (Path.BARRIER, Path.COPY_ENGINE)
 _PATHS_WITH_CHUNKS = (Path.PUSH, Path.TMA)
 _ONE_WAY = (Operation.BROADCAST, Operation.SEND)
 _ONE_WAY_PATHS = (Path.LOW_LATENCY, Path.PUSH, Path.MULTICAST)
+_HEADS = (Operation.SCATTER_HEADS, Operation.GATHER_HEADS)
 
 logger = logging.getLogger("gfdit.comm")
 
@@ -43,7 +43,8 @@ logger = logging.getLogger("gfdit.comm")
 class Selector:
     """Chooses for one lane. ``obstacles`` has an entry for each path there is; None from it means possible.
 
-    Raises ValueError for a table measured with slots so small that its chunks do not suit this heap.
+    ``version`` changes when choices do. Raises ValueError for a table measured with slots so small that its chunks
+    do not suit this heap.
     """
 
     def __init__(self, site: Site, obstacles: Mapping[Path, Obstacle], table: SelectorTable | None = None) -> None:
@@ -57,22 +58,35 @@ class Selector:
             candidates[entry.choice][entry.num_bytes] = entry.seconds
         if table and site.hardware not in table.hardware:
             logger.warning("collectives go by what was measured on %s, this is %s", table.hardware, site.hardware)
-        self.choose: Callable[[Situation], Choice] = lru_cache(maxsize=1024)(self._choose)
+        self._forced: Callable[[Situation], Choice] | None = None
+        self.version = 0
 
     @property
     def site(self) -> Site:
         return self._site
 
+    def choose(self, situation: Situation) -> Choice:
+        """Equal in all members."""
+        if self._forced is not None:
+            return self._forced(situation)
+        ranking = self._ranking(situation)
+        return ranking[0][1] if ranking else self._by_rule(situation)
+
+    def force(self, choose: Callable[[Situation], Choice] | None) -> None:
+        """For measurements and tests: from now on go by ``choose``, the same in all members; None: as ever."""
+        self._forced = choose
+        self.version += 1
+
     @contextmanager
     def forced(self, choice: Choice | None) -> Iterator[None]:
-        """For measurements and tests: inside, everything goes that way, the same in all members; None: as ever."""
-        before = self.choose
+        """Inside, everything goes that way; None: as before."""
+        before = self._forced
         if choice is not None:
-            self.choose = lambda situation: choice
+            self.force(lambda situation: choice)
         try:
             yield
         finally:
-            self.choose = before
+            self.force(before)
 
     def candidates(self, situation: Situation) -> list[Choice]:
         """What is worth measuring: every possible path, with several numbers of programs if they run at once."""
@@ -104,10 +118,6 @@ class Selector:
                 parts.append(f"{path} is not possible: {reason}")
         return f"{situation}: {choice}, {'; '.join(parts)}"
 
-    def _choose(self, situation: Situation) -> Choice:
-        ranking = self._ranking(situation)
-        return ranking[0][1] if ranking else self._by_rule(situation)
-
     def _ranking(self, situation: Situation) -> list[tuple[float, Choice]]:
         """Possible measured candidates with their predicted seconds, fastest first."""
         candidates = self._candidates(situation)
@@ -135,6 +145,8 @@ class Selector:
             return "there is no such path"
         if situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS:
             return "it is for exchanges"
+        if situation.operation in _HEADS and path is not Path.PUSH:
+            return "it copies bytes, not heads"
         return self._obstacles[path](situation, self._site)
 
     def _is_possible(self, path: Path, situation: Situation) -> bool:

@@ -11,33 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import (
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
-    await_credit,
-    edge_state,
-    finish,
-    usable,
-)
-from gfdit.kernels.instances import observe, publish
-from gfdit.kernels.launch import launch
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
-from gfdit.kernels.memory import word_pointer
+from gfdit.kernels.edges import await_credit, finish, observe, open_edges, publish, usable
+from gfdit.kernels.launch import ONE_WARP, Launch, plan_launch
+from gfdit.kernels.members import MEMBERS, Members
 
 
-def run(members: Members) -> None:
-    """One launch of one warp. Every member has the same ``members.digest``."""
-    launch(
-        barrier,
-        1,
-        members.arguments(),
-        num_warps=1,
-        GROUP=members.vector_size,
-        PACKED=members.packed,
-        PTX=members.ptx,
-    )
+def plan(members: Members) -> Launch:
+    """One launch of one warp, given its label. Every member has the same ``members.digest``."""
+    return plan_launch(barrier, members, 1, ONE_WARP)
 
 
 @triton.jit(do_not_specialize=MEMBERS)
@@ -54,19 +35,14 @@ def barrier(
     PACKED: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``."""
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    inside = positions < size
-    peers = ranks_at(ranks_low, ranks_high, table, tl.where(inside, positions, index), PACKED)
-    others = inside & (positions != index)
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    if usable(lane, peers, others):
-        digests = tl.zeros((GROUP,), tl.int64) + digest
-        if await_credit(lane, rank, peers, others, published, operation, PTX):
-            publish(lane, rank, peers, others, digests, generations, published, 0, PTX)
-            observe(lane, rank, peers, others, others, digests, generations, observed, 0, operation, PTX)
-        finish(lane, peers, others, 1, 1, published, 1)
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    _barrier(open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP))
+
+
+@triton.jit
+def _barrier(edges):
+    if usable(edges):
+        if await_credit(edges) == 1:
+            publish(edges, edges.others, edges.published, 0)
+            observe(edges, edges.others, edges.observed, 0)
+        finish(edges, 1, 1, edges.published)

@@ -15,8 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 _POINTERS = ("lane", "table")
-# Few programs run at a time, so a thread may have all registers; left alone the assembler may spill to use fewer.
-_MAX_REGISTERS = 255
+_TUPLES = ("addresses", "strides")
+# Few programs run at a time, so one may have all registers of a multiprocessor, and a thread as many as there are;
+# left alone the assembler may spill to use fewer.
+_REGISTERS, _MAX_REGISTERS = 65536, 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def signature(variant: Variant) -> Mapping[str, Any]:
             types[parameter.name] = "constexpr"
         elif parameter.name in _POINTERS:
             types[parameter.name] = "*i64"
-        elif parameter.name == "tensors":
+        elif parameter.name in _TUPLES:
             types[parameter.name] = tuple(("i64",) * length for length in next(tuples))
         else:
             types[parameter.name] = parameter.annotation_type or "i64"
@@ -77,5 +79,6 @@ def signature(variant: Variant) -> Mapping[str, Any]:
 def compile_variant(variant: Variant, target: GPUTarget) -> Any:
     """Triton's ``CompiledKernel`` for ``target``, for example ``GPUTarget("cuda", 90, 32)``."""
     source = triton.compiler.ASTSource(variant.kernel, signature(variant), dict(variant.constants))
-    options = {"num_warps": variant.num_warps, "maxnreg": _MAX_REGISTERS}
+    registers = min(_MAX_REGISTERS, _REGISTERS // (32 * variant.num_warps))
+    options = {"num_warps": variant.num_warps, "maxnreg": registers}
     return triton.compile(source, target=target, options=options)

@@ -16,11 +16,11 @@ def copy_bytes(target, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constex
     whole = tl.maximum(num_bytes, 0) // WIDTH * WIDTH
     if WIDTH == 16:
         _copy_pairs(target, source, whole, BLOCK)
+    # As many accesses a turn as above: each costs a thread the registers of two addresses.
     elif WIDTH == 4:
-        _copy_elements(target, source, whole // 4, tl.int32, BLOCK // 4)
+        _copy_elements(target, source, whole // 4, tl.int32, BLOCK // 16)
     else:
-        # As many elements a turn as above: each costs a thread the registers of two addresses.
-        _copy_elements(target, source, whole, tl.int8, BLOCK // 4)
+        _copy_elements(target, source, whole, tl.int8, BLOCK // 16)
     if WIDTH > 1:
         if num_bytes > whole:
             _copy_elements(target + whole, source + whole, num_bytes - whole, tl.int8, WIDTH)

@@ -6,13 +6,24 @@ gets the group by value (``gfdit.kernels.members``) and the digest of the call, 
 are made here, from digest, generation and the edge's counter, so a captured graph replays with new tokens.
 
 Programs of one launch are independent channels: program ``c`` of one rank only waits for program ``c`` of its
-peers. They all read the counters when they start; the last one to finish advances them (``finish``).
+peers. They all read the counters when they start (``open_edges``); the last one to finish advances them
+(``finish``).
+
+How a program waits (``await_words``)::
+
+    each thread loads its word -> state -> verdict: one reduction over all threads -> the same branch in all
+
+Threads that load a word one after the other may see different values. A thread that branched on its own would
+meet the barriers behind the branch without the others. So there is an element for every thread
+(``Members.vector_size``) and nothing is branched on but a verdict; a test checks it in the compiled code.
 
 Counters of an edge (``EDGE_*``) and the words in front of them (``STATE_*``) belong to one lane of one rank;
 nobody else touches them, except that the host resets an edge while no kernel runs.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -26,9 +37,11 @@ from gfdit.comm.layout import (
     OFFSET_WORD,
     SIGNAL_WORD,
 )
+from gfdit.kernels.members import ROW_DIGEST, ranks_at, row
 from gfdit.kernels.memory import (
     load_acquire_block,
     now_ns,
+    spin_acquire_block,
     store_release,
     store_release_block,
     word_pointer,
@@ -74,6 +87,13 @@ TIMED_OUT = tl.constexpr(1)
 MISMATCHED = tl.constexpr(2)
 ABORTED = tl.constexpr(3)
 
+# How a wait stands, the worst last.
+WAITING = tl.constexpr(1)
+ENDED = tl.constexpr(2)  # another program of the launch has failed, and reports it
+LATE = tl.constexpr(3)
+EDGE_ABORTED = tl.constexpr(4)
+WRONG = tl.constexpr(5)  # a word is neither behind nor what is expected
+
 _LINE_BYTES = tl.constexpr(LINE_BYTES)
 _MAX_CHUNKS = tl.constexpr(MAX_CHUNKS)
 _SIGNAL_WORD = tl.constexpr(SIGNAL_WORD)
@@ -83,9 +103,95 @@ _ABORT_WORD = tl.constexpr(ABORT_WORD)
 _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _STATE_WORDS = tl.constexpr(STATE_WORDS)
 _EDGE_WORDS = tl.constexpr(EDGE_WORDS)
-# How often a waiting program looks at abort words and clock, in polls.
-LOOK_AROUND = tl.constexpr(64)
+# How often a waiting program looks at abort words and clock, in polls, each of them of many looks on a GPU.
+LOOK_AROUND = tl.constexpr(16)
 _CREDIT_DIGEST = tl.constexpr(1)
+
+
+class Group(NamedTuple):
+    """What every kernel is told first: see ``Members.arguments``.
+
+    Here and in other tuples what is ``constexpr`` stays so from function to function, not through an assignment.
+    So a kernel makes its tuples where it calls what does the work.
+    """
+
+    lane: tl.tensor
+    ranks_low: tl.tensor
+    ranks_high: tl.tensor
+    table: tl.tensor
+    size: tl.tensor
+    index: tl.tensor
+    digest: tl.tensor
+    operation: tl.tensor
+    packed: tl.constexpr
+    ptx: tl.constexpr
+
+
+class Edges(NamedTuple):
+    """The edges of a launch, as blocks by group position, with their counters when it began.
+
+    ``others``: which elements count; the others are this rank's own.
+    """
+
+    group: tl.tuple
+    rank: tl.tensor
+    positions: tl.tensor
+    peers: tl.tensor
+    others: tl.tensor
+    digests: tl.tensor
+    generations: tl.tensor
+    published: tl.tensor
+    observed: tl.tensor
+    consumed: tl.tensor
+
+
+@triton.jit
+def rank_at(group, position):
+    """Global rank (int64) at ``position``, scalar or block."""
+    return ranks_at(group.ranks_low, group.ranks_high, group.table, position, group.packed)
+
+
+@triton.jit
+def open_edges(
+    lane, ranks_low, ranks_high, table, size, index, digest, operation,
+    PACKED: tl.constexpr, PTX: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr = False, FIRST: tl.constexpr = False,
+):  # fmt: skip
+    """Those to all other members, or only that to the ``FIRST`` one. ``GROUP``: ``Members.vector_size``.
+
+    ``ROWS``: a table, if there is one, says the digest of each edge, too.
+    """
+    return _opened(
+        Group(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX), GROUP, ROWS, FIRST
+    )
+
+
+@triton.jit
+def _opened(group, GROUP: tl.constexpr, ROWS: tl.constexpr, FIRST: tl.constexpr):
+    positions = tl.arange(0, GROUP)
+    if FIRST:
+        others = positions == 0
+        positions = positions * 0
+    else:
+        others = (positions < group.size) & (positions != group.index)
+        positions = tl.where(positions < group.size, positions, group.index)
+    peers = rank_at(group, positions)
+    digests = tl.zeros((GROUP,), tl.int64) + group.digest
+    if ROWS and not group.packed:
+        digests = row(group.table, positions, ROW_DIGEST)
+    counters = word_pointer(edge_state(group.lane, peers))
+    return Edges(
+        group,
+        tl.load(group.lane + LANE_RANK),
+        positions,
+        peers,
+        others,
+        digests,
+        tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True),
+        tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True),
+        tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True),
+        tl.load(counters + EDGE_CONSUMED, mask=others, other=0, volatile=True),
+    )
 
 
 @triton.jit
@@ -151,188 +257,207 @@ def is_behind(observed, expected):
 
 
 @triton.jit
-def has_failed(lane):
-    """Whether a program of this launch has failed."""
-    return tl.load(word_pointer(tl.load(lane + LANE_STATE)) + STATE_FAILED, volatile=True) != 0
+def verdict(states):
+    """The worst of ``states``, the same in every thread: see above. A block of an element for each of them."""
+    return tl.max(states, axis=0)
 
 
 @triton.jit
-def fail(lane, kind, peer, expected, observed, operation, PTX: tl.constexpr):
+def is_set(edges, address):
+    """Whether the word at ``address`` (scalar), which may change meanwhile, is not zero."""
+    words = tl.load(word_pointer(address + edges.peers * 0), volatile=True)
+    return verdict((words != 0).to(tl.int32)) != 0
+
+
+@triton.jit
+def fail(edges, kind, peer, expected, observed):
     """Report a failure; of several programs the first is heard. The launch then ends without more waiting."""
-    state = word_pointer(tl.load(lane + LANE_STATE))
+    state = word_pointer(tl.load(edges.group.lane + LANE_STATE))
     first = tl.atomic_cas(state + STATE_FAILED, tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), sem="acq_rel")
-    status = tl.load(lane + LANE_STATUS)
-    if (first == 0) & (tl.load(word_pointer(status), volatile=True) == 0):
-        cell = word_pointer(status)
-        tl.store(cell + STATUS_PEER, peer.to(tl.int64))
-        tl.store(cell + STATUS_EXPECTED, expected)
-        tl.store(cell + STATUS_OBSERVED, observed)
-        tl.store(cell + STATUS_OPERATION, operation.to(tl.int64))
-        tl.debug_barrier()
-        store_release(status, kind.to(tl.int64), PTX)
+    status = tl.load(edges.group.lane + LANE_STATUS)
+    if first == 0:
+        if not is_set(edges, status):
+            cell = word_pointer(status)
+            tl.store(cell + STATUS_PEER, peer.to(tl.int64))
+            tl.store(cell + STATUS_EXPECTED, expected)
+            tl.store(cell + STATUS_OBSERVED, observed)
+            tl.store(cell + STATUS_OPERATION, edges.group.operation.to(tl.int64))
+            tl.debug_barrier()
+            store_release(status, kind.to(tl.int64), edges.group.ptx)
 
 
 @triton.jit
-def abort_marks(lane, rank, peers, mask):
-    """Which edges shared with ``peers`` somebody aborted in their current generation."""
-    generations = tl.load(word_pointer(edge_state(lane, peers)) + EDGE_GENERATION, mask=mask, other=0)
-    seen = tl.load(word_pointer(line(lane, rank, peers)) + _ABORT_WORD, mask=mask, other=0, volatile=True)
-    return mask & (seen == generations * 2 + 1)
+def usable(edges):
+    """False if an edge needs a reset: then a launch must not touch any of its edges."""
+    counters = word_pointer(edge_state(edges.group.lane, edges.peers))
+    broken = tl.load(counters + EDGE_BROKEN, mask=edges.others, other=0, volatile=True)
+    return verdict((broken != 0).to(tl.int32)) == 0
 
 
 @triton.jit
-def await_words(
-    lane,
-    addresses,
-    expected,
-    wanted,
-    rank,
-    peers,
-    members,
-    operation,
-    PTX: tl.constexpr,
-    EXACT: tl.constexpr = True,
-    BEGIN: tl.constexpr = False,
-):
-    """Wait until each word at ``addresses`` (block) is no longer behind ``expected``; False after a failure.
+def abort_marks(edges):
+    """Which edges somebody aborted in their current generation."""
+    words = word_pointer(line(edges.group.lane, edges.rank, edges.peers)) + _ABORT_WORD
+    seen = tl.load(words, mask=edges.others, other=0, volatile=True)
+    return edges.others & (seen == edges.generations * 2 + 1)
 
-    ``wanted`` says which elements count, ``peers`` whom each waits for. Ends early if any edge shared with a
-    ``peers`` element that is in ``members`` is aborted, if another program has failed, or after the timeout.
-    With ``EXACT``, a word that is neither behind nor equal is a mismatch, and nothing else is waited for then.
-    With ``BEGIN``, an aborted edge is a failure even if there is nothing to wait for.
+
+@triton.jit
+def deadline_of(edges):
+    """When a wait that begins now is over."""
+    return now_ns(tl.load(edges.group.lane + LANE_CLOCK), edges.group.ptx) + tl.load(
+        edges.group.lane + LANE_TIMEOUT_NS
+    )
+
+
+@triton.jit
+def look_around(edges, deadline):
+    """What ends a wait whatever comes: an edge is aborted, time is up, another program has failed; else 0."""
+    group = edges.group
+    failed = tl.load(word_pointer(tl.load(group.lane + LANE_STATE)) + STATE_FAILED, volatile=True)
+    late = now_ns(tl.load(group.lane + LANE_CLOCK), edges.group.ptx) > deadline
+    states = tl.where(late, LATE, tl.where(failed != 0, ENDED, 0))
+    return tl.where(abort_marks(edges), EDGE_ABORTED, states)
+
+
+@triton.jit
+def states_of(observed, expected, wanted, EXACT: tl.constexpr):
+    """How it stands with the words that are ``wanted``; without ``EXACT``, one that is ahead will do."""
+    behind = is_behind(observed, expected)
+    states = tl.where(wanted & behind, WAITING, 0)
+    if EXACT:
+        states = tl.where(wanted & (observed != expected) & (behind == 0), WRONG, states)
+    return states
+
+
+@triton.jit
+def await_words(edges, addresses, expected, wanted, EXACT: tl.constexpr = True, BEGIN: tl.constexpr = False):
+    """Wait until each word at ``addresses`` (block by position) is not behind ``expected``; 0 after a failure.
+
+    ``wanted`` says which elements count. Ends early if one of ``edges`` is aborted, if another program has
+    failed, or after the timeout. With ``EXACT``, a word that is neither behind nor equal is a mismatch, which ends
+    it, too. With ``BEGIN``, an aborted edge is a failure even if there is nothing to wait for.
     """
-    observed = load_acquire_block(addresses, wanted, PTX)
-    waiting = wanted & is_behind(observed, expected)
-    clock = tl.load(lane + LANE_CLOCK)
-    deadline = now_ns(clock, PTX) + tl.load(lane + LANE_TIMEOUT_NS)
-    polls = 0
-    stop = 0
+    deadline = deadline_of(edges)
+    observed = _look(edges, addresses, expected, wanted, EXACT)
+    states = states_of(observed, expected, wanted, EXACT)
     if BEGIN:
-        stop = tl.where(tl.sum(abort_marks(lane, rank, peers, members).to(tl.int32)) > 0, 3, 0)
-    while (tl.sum(waiting.to(tl.int32)) > 0) & (stop == 0):
-        fresh = load_acquire_block(addresses, waiting, PTX)
-        observed = tl.where(waiting, fresh, observed)
-        waiting = wanted & is_behind(observed, expected)
+        states = tl.where(abort_marks(edges), EDGE_ABORTED, states)
+    seen = verdict(states)
+    polls = 0
+    while seen == WAITING:
+        behind = wanted & is_behind(observed, expected)
+        observed = tl.where(behind, _look(edges, addresses, expected, behind, EXACT), observed)
+        states = states_of(observed, expected, wanted, EXACT)
         polls += 1
         if polls % LOOK_AROUND == 0:
-            stop = look_around(lane, clock, deadline, rank, peers, members, PTX)
-            if EXACT:
-                if tl.sum((wanted & (observed != expected) & (waiting == 0)).to(tl.int32)) > 0:
-                    stop = 2
-    wrong = wanted & (observed != expected) & (is_behind(observed, expected) == 0) & EXACT
-    return conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX)
+            states = tl.maximum(states, look_around(edges, deadline))
+        seen = verdict(states)
+    waiting = wanted & is_behind(observed, expected)
+    return conclude(edges, seen, states, waiting, observed, expected)
 
 
 @triton.jit
-def look_around(lane, clock, deadline, rank, peers, members, PTX: tl.constexpr):
-    """Whether a waiting program must stop: an edge is aborted, time is up, or another program failed; 0 if not."""
-    stop = 0
-    if tl.sum(abort_marks(lane, rank, peers, members).to(tl.int32)) > 0:
-        stop = 3
-    elif now_ns(clock, PTX) > deadline:
-        stop = 1
-    elif has_failed(lane):
-        stop = 4
-    return stop
+def _look(edges, addresses, expected, wanted, EXACT: tl.constexpr):
+    if EXACT:
+        observed = spin_acquire_block(addresses, expected, wanted, edges.group.ptx)
+    else:
+        observed = load_acquire_block(addresses, wanted, edges.group.ptx)
+    return observed
 
 
 @triton.jit
-def conclude(lane, stop, waiting, wrong, observed, expected, rank, peers, members, operation, PTX: tl.constexpr):
-    """Report how a wait ended, of all programs, unless it ended well; returns whether it did.
+def conclude(edges, seen, states, waiting, observed, expected):
+    """Report how a wait ended, of all programs, unless it ended well; returns whether it did, 1 or 0.
 
-    ``stop`` is from ``look_around``; ``waiting`` and ``wrong`` say which of ``peers`` were not heard from and
-    which sent another token than ``expected``.
+    ``seen`` is the last verdict, of ``states`` by position; ``waiting`` says who was not heard from.
     """
-    if tl.sum(wrong.to(tl.int32)) > 0:
-        stop = 2
     tl.debug_barrier()
-    if (stop > 0) & (stop < 4):
-        culprit = waiting
-        if stop == 2:
-            culprit = wrong
-        elif stop == 3:
-            culprit = abort_marks(lane, rank, peers, members)
-        index = tl.arange(0, peers.shape[0])
-        chosen = index == tl.min(tl.where(culprit, index, peers.shape[0]))
-        peer = tl.sum(tl.where(chosen, peers, 0))
+    if seen > ENDED:
+        culprits, kind = states == seen, MISMATCHED
+        if seen == LATE:
+            culprits, kind = waiting, TIMED_OUT
+        elif seen == EDGE_ABORTED:
+            kind = ABORTED
+        places = tl.arange(0, states.shape[0])
+        chosen = places == tl.min(tl.where(culprits, places, states.shape[0]))
+        peer = tl.sum(tl.where(chosen, edges.peers, 0))
         wished = tl.sum(tl.where(chosen, expected, 0))
-        seen = tl.sum(tl.where(chosen, observed, 0))
-        fail(lane, tl.full((), 0, tl.int32) + stop, peer, wished, seen, operation, PTX)
-    return stop == 0
+        was = tl.sum(tl.where(chosen, observed, 0))
+        fail(edges, tl.full((), 0, tl.int32) + kind, peer, wished, was)
+    return (seen == 0).to(tl.int32)
 
 
 @triton.jit
-def may_begin(lane, rank, peers, mask, operation, PTX: tl.constexpr):
-    """Whether no edge shared with ``peers`` (block) is aborted; if one is, the launch has failed."""
-    words = line(lane, rank, peers)
-    return await_words(lane, words, peers * 0, mask & False, rank, peers, mask, operation, PTX, BEGIN=True)
+def may_begin(edges):
+    """Whether no edge is aborted, 1 or 0; if one is, the launch has failed."""
+    words = line(edges.group.lane, edges.rank, edges.peers)
+    return await_words(edges, words, edges.published * 0, edges.others & False, BEGIN=True)
 
 
 @triton.jit
-def await_credit(lane, rank, peers, mask, published, operation, PTX: tl.constexpr):
-    """Before a launch publishes: wait until ``peers`` (block) have consumed all but one of ``published``.
+def await_credit(edges):
+    """Before a launch publishes: wait until peers have consumed all but one of what was published to them.
 
-    After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. False after a failure, or
-    if an edge is aborted.
+    After a two-way instance that is known without a wait. See ``gfdit.comm.agreement``. 0 after a failure, or if
+    an edge is aborted.
     """
-    edges = word_pointer(edge_state(lane, peers))
-    consumed = tl.load(edges + EDGE_CONSUMED, mask=mask, other=0, volatile=True)
-    generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0, volatile=True)
-    needed = published - 1
-    expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, needed)
-    words = line(lane, rank, peers) + _CREDIT_WORD * 8
-    short = mask & (needed > consumed)
-    return await_words(lane, words, expected, short, rank, peers, mask, operation, PTX, EXACT=False, BEGIN=True)
+    needed = edges.published - 1
+    expected = make_token(edges.digests * 0 + _CREDIT_DIGEST, edges.generations, needed)
+    words = line(edges.group.lane, edges.rank, edges.peers) + _CREDIT_WORD * 8
+    short = edges.others & (needed > edges.consumed)
+    return await_words(edges, words, expected, short, EXACT=False, BEGIN=True)
 
 
 @triton.jit
-def usable(lane, peers, mask):
-    """False if an edge needs a reset: then a launch must not touch any of its edges."""
-    broken = tl.load(word_pointer(edge_state(lane, peers)) + EDGE_BROKEN, mask=mask, other=0, volatile=True)
-    return tl.sum((broken != 0).to(tl.int32)) == 0
+def publish(edges, mask, count, channel):
+    """Publish instance ``count + 1`` (block) of the edges where ``mask`` is true.
+
+    ``count`` is how many were published before, ``channel`` the chunk or program that the token is of. What any
+    thread of the program did before is visible to whoever observes it.
+    """
+    tl.debug_barrier()
+    tokens = make_token(edges.digests, edges.generations, count + 1)
+    words = signal(line(edges.group.lane, edges.peers, edges.rank), count % 2, channel)
+    store_release_block(words, tokens, mask, edges.group.ptx)
 
 
 @triton.jit
-def finish(
-    lane,
-    peers,
-    mask,
-    published,
-    observed,
-    consumed,
-    num_programs,
-    CREDIT: tl.constexpr = False,
-    PTX: tl.constexpr = False,
-):
-    """Called once by every program, at its end: the last one advances the counters of ``peers`` (block).
+def observe(edges, mask, count, channel):
+    """Wait for instance ``count + 1`` of the edges where ``mask`` is true; 0 after a failure."""
+    tokens = make_token(edges.digests, edges.generations, count + 1)
+    words = signal(line(edges.group.lane, edges.rank, edges.peers), count % 2, channel)
+    return await_words(edges, words, tokens, mask)
+
+
+@triton.jit
+def finish(edges, published, observed, consumed, CREDIT: tl.constexpr = False):
+    """Called once by every program, at its end: the last one advances the counters.
 
     ``published`` and ``observed`` are how many instances the launch used; ``consumed`` is the new count of
     instances known to be consumed by each peer. After a failure the edges are marked as broken instead.
-    ``CREDIT``, with ``PTX``: tell the peers what was observed, as the receiver of a one-way instance must.
+    ``CREDIT``: tell the peers what was observed, as the receiver of a one-way instance must.
     """
-    state = word_pointer(tl.load(lane + LANE_STATE))
-    last = 1
+    state = word_pointer(tl.load(edges.group.lane + LANE_STATE))
     tl.debug_barrier()
-    if num_programs > 1:
+    last = tl.full((), 1, tl.int32)
+    if tl.num_programs(0) > 1:
         ticket = tl.atomic_add(state + STATE_TICKET, tl.full((), 1, tl.int64), sem="acq_rel")
-        last = (ticket == num_programs - 1).to(tl.int32)
+        last = (ticket == tl.num_programs(0) - 1).to(tl.int32)
     if last == 1:
-        edges = word_pointer(edge_state(lane, peers))
-        failed = tl.load(state + STATE_FAILED, volatile=True)
-        if failed != 0:
-            tl.store(edges + EDGE_BROKEN, tl.full(peers.shape, 1, tl.int64), mask=mask)
+        counters = word_pointer(edge_state(edges.group.lane, edges.peers))
+        if is_set(edges, tl.load(edges.group.lane + LANE_STATE) + STATE_FAILED * 8):
+            tl.store(counters + EDGE_BROKEN, tl.full(edges.peers.shape, 1, tl.int64), mask=edges.others)
         else:
-            before = tl.load(edges + EDGE_PUBLISHED, mask=mask)
-            tl.store(edges + EDGE_PUBLISHED, before + published, mask=mask)
-            before = tl.load(edges + EDGE_OBSERVED, mask=mask)
-            tl.store(edges + EDGE_OBSERVED, before + observed, mask=mask)
-            tl.store(edges + EDGE_CONSUMED, consumed, mask=mask)
+            tl.store(counters + EDGE_PUBLISHED, edges.published + published, mask=edges.others)
+            tl.store(counters + EDGE_OBSERVED, edges.observed + observed, mask=edges.others)
+            tl.store(counters + EDGE_CONSUMED, consumed, mask=edges.others)
             if CREDIT:
-                generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0)
-                digests = tl.full(peers.shape, _CREDIT_DIGEST, tl.int64)
-                credits = make_token(digests, generations, before + observed)
-                words = line(lane, peers, tl.load(lane + LANE_RANK)) + _CREDIT_WORD * 8
-                store_release_block(words, credits, mask, PTX)
+                credits = make_token(
+                    edges.digests * 0 + _CREDIT_DIGEST, edges.generations, edges.observed + observed
+                )
+                words = line(edges.group.lane, edges.peers, edges.rank) + _CREDIT_WORD * 8
+                store_release_block(words, credits, edges.others, edges.group.ptx)
         tl.debug_barrier()
         tl.store(state + STATE_FAILED, tl.full((), 0, tl.int64))
         tl.store(state + STATE_TICKET, tl.full((), 0, tl.int64))

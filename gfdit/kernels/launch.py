@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 
 from gfdit.kernels.compiled import Variant, compile_variant, constant_names, kernel_name
+
+if TYPE_CHECKING:
+    from gfdit.kernels.members import Members
 
 logger = logging.getLogger("gfdit.kernels")
 
 # Enqueues ``num_programs`` programs with all arguments, the constants last.
 Enqueue = Callable[[int, tuple[object, ...]], None]
 Load = Callable[[Sequence[Variant]], list[Enqueue]]
+# Enqueues a prepared kernel with the rest of its arguments.
+Launch = Callable[..., None]
 
-# Bytes a program copies in a turn. On a GPU: four 16-byte accesses of each of 128 threads.
-GPU_BLOCK_BYTES = 8192
+
+class LaunchShape(NamedTuple):
+    """Of a program on a GPU: its warps, and the bytes it copies in a turn."""
+
+    num_warps: int
+    turn_bytes: int = 0
+
+
+# Nothing but words: a wait holds as little of a multiprocessor as can be.
+ONE_WARP = LaunchShape(1)
+# Four flagged pairs of each thread: as many as it waits for at a time.
+SMALL = LaunchShape(4)
+# Sixteen 16-byte accesses of each thread on their way at a time, so that 16 programs keep the 1 MiB in flight that
+# a link of 450 GB/s with some 2 microseconds from load to store wants. A program has all of a multiprocessor: 255
+# registers for each thread. More warps would have fewer, and what a thread holds besides the copy is the same.
+BULK = LaunchShape(8, 64 << 10)
+# Strided rows of several tensors at once: half of that, for the registers of their addresses.
+ROWS = LaunchShape(8, 32 << 10)
+# Tiles of 16 KiB, three in flight in shared memory, moved by few threads.
+TILED = LaunchShape(4, 16 << 10)
 # The interpreter pays by the operation, not by the byte.
 HOST_BLOCK_BYTES = 1 << 18
 
 
-def block_bytes(ptx: bool) -> int:
-    return GPU_BLOCK_BYTES if ptx else HOST_BLOCK_BYTES
+def block_bytes(shape: LaunchShape, ptx: bool) -> int:
+    return shape.turn_bytes if ptx else HOST_BLOCK_BYTES
+
+
+def combined(values: Iterable[int]) -> int:
+    """All addresses and strides combined with "or": as aligned as the least aligned of them."""
+    return functools.reduce(operator.or_, values, 0)
+
+
+WIDTHS = (16, 4, 1)
+# Of what is rarely unaligned.
+FEW_WIDTHS = (16, 1)
+
+
+def common_width(alignment: int, widths: tuple[int, ...] = WIDTHS) -> int:
+    """The widest access in bytes that addresses and strides allow, which were ``combined``."""
+    return next(width for width in widths if not alignment % width)
 
 
 class Launcher:
     """The compiled kernels of a process, ready to be enqueued without Triton's own launch, which binds, looks at
     and hashes every argument.
 
-    ``late``: variants first met after a warm-up. With ``strict`` such a launch raises RuntimeError instead.
-    Threads may launch at the same time.
+    ``late``: variants first met after a warm-up. With ``strict`` it raises RuntimeError instead. Threads may
+    prepare and launch at the same time.
     """
 
     def __init__(self, load: Load | None = None, *, strict: bool = False) -> None:
@@ -55,23 +95,30 @@ class Launcher:
             self._is_warm = True
         return len(new)
 
-    def launch(
+    def prepare(
         self,
         kernel: Any,
         num_programs: int,
-        arguments: tuple[object, ...],
-        num_warps: int,
-        constants: dict[str, Any],
-    ) -> None:
-        """See the function ``launch``."""
-        tuples = tuple([tuple([len(row) for row in value]) for value in arguments if type(value) is tuple])
+        shape: LaunchShape,
+        tuples: tuple[tuple[int, ...], ...] = (),
+        **constants: Any,
+    ) -> Launch:
+        """Ready to be launched again and again, with all arguments but ``constants``, the ``constexpr`` ones.
+
+        ``tuples``: see ``Variant``. Raises RuntimeError for a kernel that is neither compiled for a GPU nor
+        interpreted.
+        """
         values = tuple(constants.values())
-        enqueue = self._ready.get((kernel, num_warps, values, tuples))
+        enqueue = self._ready.get((kernel, shape.num_warps, values, tuples))
         if enqueue is None:
             if tuple(constants) != constant_names(kernel):
                 raise TypeError(f"{kernel_name(kernel)} takes its constants in the order {constant_names(kernel)}")
-            enqueue = self._meet(Variant(kernel, tuple(constants.items()), num_warps, tuples))
-        enqueue(num_programs, (*arguments, *values))
+            enqueue = self._meet(Variant(kernel, tuple(constants.items()), shape.num_warps, tuples))
+
+        def launch(*arguments: object) -> None:
+            enqueue(num_programs, arguments + values)
+
+        return launch
 
     def _meet(self, variant: Variant) -> Enqueue:
         with self._lock:
@@ -95,14 +142,52 @@ def _key_of(variant: Variant) -> tuple[object, ...]:
     return variant.kernel, variant.num_warps, tuple(value for _, value in variant.constants), variant.tuples
 
 
-def launch(
-    kernel: Any, num_programs: int, arguments: tuple[object, ...], *, num_warps: int = 4, **constants: Any
-) -> None:
-    """Enqueue ``kernel`` on the current stream; ``constants`` are its ``constexpr`` parameters, in their order.
+def plan_launch(
+    kernel: Any,
+    members: Members,
+    num_programs: int,
+    shape: LaunchShape,
+    *,
+    alignment: int = 0,
+    widths: tuple[int, ...] = WIDTHS,
+    tuples: tuple[tuple[int, ...], ...] = (),
+    after: tuple[object, ...] = (),
+    **constants: Any,
+) -> Launch:
+    """Launches of ``kernel``, given a label and addresses: what it takes behind the members and before ``after``.
 
-    Raises RuntimeError for a kernel that is neither compiled for a GPU nor interpreted.
+    ``alignment``: what besides addresses decides how wide accesses are, ``combined``. With ``tuples`` addresses
+    are pairs. ``constants``: those that ``members``, ``shape`` and the addresses do not say.
     """
-    launcher.launch(kernel, num_programs, arguments, num_warps, constants)
+    known = {
+        "GROUP": members.vector_size(shape.num_warps),
+        "PACKED": members.packed,
+        "BLOCK": block_bytes(shape, members.ptx),
+        "PTX": members.ptx,
+        **constants,
+    }
+
+    @functools.cache
+    def ready(width: int) -> Launch:
+        values = known | {"WIDTH": width}
+        ordered = {name: values[name] for name in constant_names(kernel)}
+        return launcher.prepare(kernel, num_programs, shape, tuples, **ordered)
+
+    before = members.arguments()
+
+    def launch(label: int, *addresses: int) -> None:
+        together = alignment
+        for address in addresses:
+            together |= address
+        ready(common_width(together, widths))(*before, label, *addresses, *after)
+
+    def launch_pairs(label: int, pairs: Sequence[tuple[int, int]]) -> None:
+        together = alignment
+        for source, target in pairs:
+            together |= source | target
+        ready(common_width(together, widths))(*before, label, tuple(pairs), *after)
+
+    return launch_pairs if tuples else launch
 
 
 def load_on_gpu(variants: Sequence[Variant]) -> list[Enqueue]:
@@ -145,11 +230,3 @@ def _interpreted(variant: Variant) -> Enqueue:
 
 # Compiled code belongs to the process, as it does in Triton.
 launcher = Launcher()
-
-
-def common_width(*values: int) -> int:
-    """The widest access (16, 4 or 1 bytes) that all these addresses and strides allow."""
-    combined = 0
-    for value in values:
-        combined |= value
-    return 16 if combined % 16 == 0 else 4 if combined % 4 == 0 else 1

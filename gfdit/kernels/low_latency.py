@@ -7,7 +7,8 @@ The flag is the edge's instance, 31 bits of it, with the highest bit set so that
 never written. It would be ambiguous for a word that lay untouched for exactly 2**31 instances of its edge.
 
 Each program also stores the token of the instance, and its peer waits for token and flags in one loop. The token
-adds no order; it tells whether the peer issued the same operation.
+adds no order; it tells whether the peer issued the same operation. How a wait ends is a verdict of all threads of
+a program, as in ``gfdit.kernels.edges``.
 
 Nothing else is needed between two launches: in one of them a rank publishes one instance per edge, and the launch
 of the next begins when all loads of this one are done, so the proof of the two slots in ``gfdit.comm.agreement``
@@ -23,26 +24,25 @@ import triton.language as tl
 from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import ARMED_WORD
 from gfdit.kernels.edges import (
-    EDGE_CONSUMED,
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    LANE_CLOCK,
-    LANE_TIMEOUT_NS,
+    LATE,
+    WAITING,
     await_credit,
     await_words,
     conclude,
-    edge_state,
+    deadline_of,
     is_behind,
     line,
     look_around,
     low_latency_slot,
     make_token,
     signal,
+    states_of,
+    verdict,
 )
 from gfdit.kernels.memory import (
     load_acquire_block,
     load_relaxed_block,
-    now_ns,
+    spin_pairs,
     store_relaxed_block,
     word_pointer,
 )
@@ -57,18 +57,13 @@ _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _LOW = tl.constexpr((1 << 32) - 1)
 _HIGHEST = tl.constexpr(-(1 << 63))
-# Polls between two looks at abort words and clock: fewer than of single words, since each loads a tile.
+# Polls between two looks at abort words and clock where a poll is a single look.
 _LOOK_AROUND = tl.constexpr(16)
 
 
 def tile_pairs(group: int, ptx: bool) -> int:
     """Pairs per peer and turn, for a group padded to ``group`` (a power of two)."""
     return max((GPU_TILE_PAIRS if ptx else HOST_TILE_PAIRS) // group, 1)
-
-
-def payload_width(*values: int) -> int:
-    """The widest of ``PAYLOAD_WIDTHS`` that divides all these addresses, strides and sizes."""
-    return next(width for width in PAYLOAD_WIDTHS if not any(value % width for value in values))
 
 
 @triton.jit
@@ -102,30 +97,6 @@ def store_pairs(addresses, payload, flags, mask, PTX: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(addresses, mask, PTX: tl.constexpr):
-    """The two words of each pair; 0 where ``mask`` is false."""
-    if PTX:
-        first, second = tl.inline_asm_elementwise(
-            """{
-            .reg .pred wanted;
-            setp.ne.s32 wanted, $3, 0;
-            mov.b64 $0, 0;
-            mov.b64 $1, 0;
-            @wanted ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];
-            }""",
-            "=&l,=&l,l,r",
-            [addresses, mask.to(tl.int32)],
-            dtype=(tl.int64, tl.int64),
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        first = load_relaxed_block(addresses, mask, PTX)
-        second = load_relaxed_block(addresses + 8, mask, PTX)
-    return first, second
-
-
-@triton.jit
 def load_payload(addresses, num_left, mask, WIDTH: tl.constexpr):
     """Eight bytes each (int64), or ``num_left`` if that is less. ``WIDTH`` (8 or 1) divides address and size."""
     if WIDTH == 8:
@@ -151,24 +122,21 @@ def store_payload(addresses, payload, num_left, mask, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def await_free(lane, rank, peers, mask, published, operation, PTX: tl.constexpr):
-    """Wait until instance ``published + 1`` may be stored into the slots at ``peers`` (block); 0 after a failure.
+def await_free(edges):
+    """Wait until the next instance may be stored into the slots of all peers; 0 after a failure.
 
     The peer has consumed the instance that was there, and cleared its slots after a reset. It has cleared them if
     anything was heard from it in this generation, and in the first one.
     """
-    edges = word_pointer(edge_state(lane, peers))
-    generations = tl.load(edges + EDGE_GENERATION, mask=mask, other=0, volatile=True)
-    heard = tl.load(edges + EDGE_OBSERVED, mask=mask, other=0, volatile=True)
-    heard += tl.load(edges + EDGE_CONSUMED, mask=mask, other=0, volatile=True)
-    words = line(lane, rank, peers) + _ARMED_WORD * 8
-    unsure = mask & (heard == 0)
-    armed = load_acquire_block(words, unsure, PTX)
-    unsure = unsure & ((generations != 0) | (armed != 0))
-    expected = make_token(tl.full(peers.shape, _CREDIT_DIGEST, tl.int64), generations, 0)
-    going = await_credit(lane, rank, peers, mask, published, operation, PTX).to(tl.int32)
-    if (tl.sum(unsure.to(tl.int32)) > 0) & (going == 1):
-        going = await_words(lane, words, expected, unsure, rank, peers, mask, operation, PTX).to(tl.int32)
+    words = line(edges.group.lane, edges.rank, edges.peers) + _ARMED_WORD * 8
+    unsure = edges.others & (edges.observed + edges.consumed == 0)
+    armed = load_acquire_block(words, unsure, edges.group.ptx)
+    unsure = unsure & ((edges.generations != 0) | (armed != 0))
+    expected = make_token(edges.digests * 0 + _CREDIT_DIGEST, edges.generations, 0)
+    going = await_credit(edges)
+    if verdict(unsure.to(tl.int32)) != 0:
+        if going == 1:
+            going = await_words(edges, words, expected, unsure)
     return going
 
 
@@ -186,50 +154,53 @@ def first_pair(turn, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def announce(lane, rank, peers, mask, digests, generations, count, PTX: tl.constexpr):
-    """Store this program's token of instance ``count + 1`` for ``peers``; returns where pairs go, and their flags.
+def announce(edges, tile):
+    """Store this program's token of the next instance; returns where its pairs go, and their flags.
 
-    Arguments and results are blocks of shape (P,).
+    ``tile``: the edges again, of as many elements as the results.
     """
-    tokens = make_token(digests, generations, count + 1)
-    signals = signal(line(lane, peers, rank), count % 2, tl.program_id(0))
-    store_relaxed_block(signals, tokens, mask, PTX)
-    return low_latency_slot(lane, peers, rank, count % 2), _flags(count + 1)
+    count = edges.published
+    signals = signal(line(edges.group.lane, edges.peers, edges.rank), count % 2, tl.program_id(0))
+    store_relaxed_block(
+        signals, make_token(edges.digests, edges.generations, count + 1), edges.others, edges.group.ptx
+    )
+    return low_latency_slot(tile.group.lane, tile.peers, tile.rank, tile.published % 2), _flags(tile.published + 1)
 
 
 @triton.jit
-def await_pairs(
-    lane, rank, peers, mask, digests, generations, count, offsets, wanted, operation, PTX: tl.constexpr
-):
-    """Wait for this program's token of instance ``count + 1`` from ``peers``, and for its pairs where ``wanted``.
+def await_pairs(edges, tile, offsets, wanted):
+    """Wait for this program's token of the next instance of each edge, and for its pairs where ``wanted``.
 
-    ``offsets`` (N,) are those of the bytes in the message, ``wanted`` has shape (P, N), the rest (P,). Returns the
-    eight bytes of each pair and whether they arrived; otherwise the failure was reported. Of a peer that issued
-    something else no pairs are expected, and soon nobody is waited for.
+    ``offsets`` (N,) are those of the bytes in the message, ``wanted`` has shape (P, N), the blocks of ``tile``
+    (P,). Returns the eight bytes of each pair and whether they arrived; otherwise the failure was reported. Of a
+    peer that issued something else nothing is waited for.
     """
-    tokens = make_token(digests, generations, count + 1)
-    signals = signal(line(lane, rank, peers), count % 2, tl.program_id(0))
-    pairs = low_latency_slot(lane, rank, peers, count % 2)[:, None] + offsets[None, :] * 2
-    flags = _flags(count + 1)[:, None]
-    clock = tl.load(lane + LANE_CLOCK)
-    deadline = now_ns(clock, PTX) + tl.load(lane + LANE_TIMEOUT_NS)
-    first, second = pairs * 0, pairs * 0
-    observed = tokens * 0
-    waiting = mask
+    tokens = make_token(edges.digests, edges.generations, edges.observed + 1)
+    signals = signal(line(edges.group.lane, edges.rank, edges.peers), edges.observed % 2, tl.program_id(0))
+    slots = low_latency_slot(tile.group.lane, tile.rank, tile.peers, tile.observed % 2)
+    pairs = slots[:, None] + offsets[None, :] * 2
+    flags = _flags(tile.observed + 1)[:, None] + offsets[None, :] * 0
+    deadline = deadline_of(edges)
+    first, second, missing = pairs * 0, pairs * 0, wanted
+    observed, states = tokens * 0, tl.zeros(tokens.shape, tl.int32)
     polls = 0
-    stop = 0
-    while (tl.sum(waiting.to(tl.int32)) > 0) & (stop == 0):
-        observed = load_relaxed_block(signals, mask, PTX)
-        first, second = load_pairs(pairs, wanted, PTX)
-        differ = ((first ^ flags) | (second ^ flags)) & ~_LOW
-        missing = tl.max((wanted & (differ != 0)).to(tl.int32), axis=1) > 0
-        behind = is_behind(observed, tokens)
-        waiting = mask & (behind | (missing & (observed == tokens)))
+    seen = tl.full((), 0, tl.int32) + WAITING
+    while seen == WAITING:
+        first, second = spin_pairs(pairs, flags, wanted, edges.group.ptx)
+        missing = wanted & ((((first ^ flags) | (second ^ flags)) & ~_LOW) != 0)
+        observed = load_relaxed_block(signals, edges.others, edges.group.ptx)
+        states = states_of(observed, tokens, edges.others, True)
         polls += 1
-        if polls % _LOOK_AROUND == 0:
-            stop = look_around(lane, clock, deadline, rank, peers, mask, PTX)
-            if tl.sum((mask & (observed != tokens) & (behind == 0)).to(tl.int32)) > 0:
-                stop = 2
-    wrong = mask & (observed != tokens) & (is_behind(observed, tokens) == 0)
-    arrived = conclude(lane, stop, waiting, wrong, observed, tokens, rank, peers, mask, operation, PTX)
-    return (first & _LOW) | (second << 32), arrived.to(tl.int32)
+        if edges.group.ptx or polls % _LOOK_AROUND == 0:
+            states = tl.maximum(states, look_around(edges, deadline))
+        # In any order: an element for each thread, and not some for several.
+        flat = tl.reshape(missing.to(tl.int32), (missing.numel,), can_reorder=True)
+        seen = tl.maximum(verdict(states), verdict(flat) * WAITING)
+    waiting = edges.others & is_behind(observed, tokens)
+    if seen == LATE:
+        # Whose pairs are missing, by position.
+        late = tl.max(missing.to(tl.int32), axis=1)[:, None]
+        here = tl.arange(0, late.shape[0])[:, None] == tl.arange(0, tokens.shape[0])[None, :]
+        waiting = waiting | (tl.max(tl.where(here, late, 0), axis=0) != 0)
+    arrived = conclude(edges, seen, states, waiting, observed, tokens)
+    return (first & _LOW) | (second << 32), arrived

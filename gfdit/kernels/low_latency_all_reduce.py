@@ -15,45 +15,49 @@ import triton
 import triton.language as tl
 
 from gfdit.kernels.edges import (
-    EDGE_GENERATION,
     EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
     edge_state,
     finish,
     low_latency_slot,
+    open_edges,
+    rank_at,
     read_edge,
     usable,
 )
-from gfdit.kernels.launch import launch
+from gfdit.kernels.launch import SMALL, Launch, plan_launch
 from gfdit.kernels.low_latency import (
+    PAYLOAD_WIDTHS,
     announce,
     await_free,
     await_pairs,
     first_pair,
     load_payload,
     num_turns,
-    payload_width,
     store_pairs,
     tile_pairs,
 )
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
-from gfdit.kernels.memory import load_relaxed_block, word_pointer
+from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.memory import load_relaxed_block
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def run(members: Members, flat: torch.Tensor, num_programs: int) -> None:
-    """One launch: ``flat`` (elements,) := the sum over the members, in place; contiguous, dtype in ``DTYPES``."""
-    launch(
+def plan(members: Members, num_elements: int, dtype: torch.dtype, *, num_programs: int) -> Launch:
+    """One launch, given its label and the address of (elements,): they become the sum over the members.
+
+    ``dtype`` is in ``DTYPES``.
+    """
+    return plan_launch(
         low_latency_all_reduce,
+        members,
         num_programs,
-        (*members.arguments(), flat.data_ptr(), flat.numel()),
-        GROUP=members.block_size,
-        DTYPE=DTYPES[flat.dtype],
-        WIDTH=payload_width(flat.data_ptr(), flat.nbytes),
+        SMALL,
+        alignment=num_elements * dtype.itemsize,
+        widths=PAYLOAD_WIDTHS,
+        after=(num_elements,),
+        SIZE=members.block_size,
+        DTYPE=DTYPES[dtype],
         BLOCK=tile_pairs(members.block_size, members.ptx),
-        PTX=members.ptx,
     )
 
 
@@ -70,61 +74,62 @@ def low_latency_all_reduce(
     values: tl.int64,
     num_elements: tl.int64,
     GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
     DTYPE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``. ``BLOCK``: pairs per turn."""
+    """See ``plan``. ``GROUP``: ``Members.vector_size``, ``SIZE``: ``block_size``, ``BLOCK``: pairs of a peer."""
+    _all_reduce(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, True, PTX, GROUP),
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, True, PTX, SIZE),
+        values, num_elements, SIZE, DTYPE, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _all_reduce(
+    edges, tile, values, num_elements,
+    SIZE: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     PER_PAIR: tl.constexpr = 64 // DTYPE.primitive_bitwidth
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    inside = positions < size
-    others = inside & (positions != index)
-    peers = ranks_at(ranks_low, ranks_high, table, tl.where(inside, positions, index), True)
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    digests = tl.zeros((GROUP,), tl.int64) + digest
+    others = tile.others[:, None]
     num_bytes = num_elements * (8 // PER_PAIR)
-    if usable(lane, peers, others):
+    if usable(edges):
         turns = num_turns(num_bytes, BLOCK)
-        going = await_free(lane, rank, peers, others, published, operation, PTX)
+        going = await_free(edges)
         if going == 1:
-            slots, flags = announce(lane, rank, peers, others, digests, generations, published, PTX)
+            slots, flags = announce(edges, tile)
             for turn in range(0, turns):
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
                 left = num_bytes - offsets
                 payload = load_payload(values + offsets, left, left > 0, WIDTH)[None, :]
                 pairs = slots[:, None] + offsets[None, :] * 2
-                store_pairs(pairs, payload, flags[:, None], others[:, None] & (left > 0)[None, :], PTX)
+                store_pairs(pairs, payload, flags[:, None], others & (left > 0)[None, :], edges.group.ptx)
         for turn in range(0, turns):
             if going == 1:
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
-                here = others[:, None] & (offsets < num_bytes)[None, :]
                 # Ends with a barrier, so the sums overwrite nothing that another thread has yet to send.
-                _, going = await_pairs(
-                    lane, rank, peers, others, digests, generations, observed, offsets, here, operation, PTX
-                )
+                _, going = await_pairs(edges, tile, offsets, others & (offsets < num_bytes)[None, :])
                 if going == 1:
                     elements = first_pair(turn, BLOCK) * PER_PAIR + tl.arange(0, BLOCK * PER_PAIR)
                     present = elements < num_elements
                     own = _load_bits(values, elements, present, DTYPE)
                     total = _as_float32(own, DTYPE)
                     # Unrolled, so that all loads are on their way before the first is needed.
-                    for place in tl.static_range(GROUP):
+                    for place in tl.static_range(SIZE):
                         position = tl.full((), place, tl.int32)
-                        peer = ranks_at(ranks_low, ranks_high, table, position, True)
-                        other = (position < size) & (position != index)
-                        bits = _load_arrived(lane, rank, peer, elements, present & other, DTYPE, PTX)
-                        value = _as_float32(tl.where(position == index, own, bits), DTYPE)
+                        peer = rank_at(edges.group, position)
+                        other = (position < edges.group.size) & (position != edges.group.index)
+                        bits = _load_arrived(edges, peer, elements, present & other, DTYPE)
+                        value = _as_float32(tl.where(position == edges.group.index, own, bits), DTYPE)
                         if place == 0:
                             total = value
                         else:
-                            total = tl.where(position < size, total + value, total)
+                            total = tl.where(position < edges.group.size, total + value, total)
                     _store_rounded(values, elements, total, present, DTYPE)
-        finish(lane, peers, others, 1, 1, published, tl.num_programs(0))
+        finish(edges, 1, 1, edges.published)
 
 
 @triton.jit
@@ -138,11 +143,12 @@ def _load_bits(values, elements, mask, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _load_arrived(lane, rank, peer, elements, mask, DTYPE: tl.constexpr, PTX: tl.constexpr):
+def _load_arrived(edges, peer, elements, mask, DTYPE: tl.constexpr):
     """Like ``_load_bits``, of what ``peer`` sent, which has arrived."""
     BYTES: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    slot = low_latency_slot(lane, rank, peer, read_edge(edge_state(lane, peer), EDGE_OBSERVED) % 2)
-    words = load_relaxed_block(slot + elements * BYTES // 4 * 8, mask, PTX)
+    count = read_edge(edge_state(edges.group.lane, peer), EDGE_OBSERVED)
+    slot = low_latency_slot(edges.group.lane, edges.rank, peer, count % 2)
+    words = load_relaxed_block(slot + elements * BYTES // 4 * 8, mask, edges.group.ptx)
     return words >> (elements * BYTES % 4 * 8)
 
 

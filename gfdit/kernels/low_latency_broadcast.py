@@ -14,59 +14,45 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import (
-    EDGE_CONSUMED,
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
-    edge_state,
-    finish,
-    may_begin,
-    usable,
-)
-from gfdit.kernels.launch import launch
+from gfdit.kernels.edges import finish, may_begin, open_edges, usable
+from gfdit.kernels.launch import SMALL, Launch, plan_launch
 from gfdit.kernels.low_latency import (
+    PAYLOAD_WIDTHS,
     announce,
     await_free,
     await_pairs,
     first_pair,
     load_payload,
     num_turns,
-    payload_width,
     store_pairs,
     store_payload,
     tile_pairs,
 )
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
-from gfdit.kernels.memory import word_pointer
+from gfdit.kernels.members import MEMBERS, Members
 
 
-def run_push(members: Members, source: int, num_bytes: int, *, num_programs: int) -> None:
-    """One launch at position 0: the ``num_bytes`` at ``source`` to all other members, which ``run_pull``."""
-    arguments = (*members.arguments(), source, num_bytes)
-    launch(
-        low_latency_push,
+def plan_push(members: Members, num_bytes: int, *, num_programs: int) -> Launch:
+    """One launch at position 0, given its label and the address of what all others get, who ``plan_pull``."""
+    return _plan(low_latency_push, members, num_bytes, num_programs)
+
+
+def plan_pull(members: Members, num_bytes: int, *, num_programs: int) -> Launch:
+    """One launch, given its label and the address to fill from position 0, which calls ``plan_push``."""
+    return _plan(low_latency_pull, members, num_bytes, num_programs)
+
+
+def _plan(kernel: Any, members: Members, num_bytes: int, num_programs: int) -> Launch:
+    return plan_launch(
+        kernel,
+        members,
         num_programs,
-        arguments,
-        GROUP=members.block_size,
-        **_constants(members, source, num_bytes),
+        SMALL,
+        alignment=num_bytes,
+        widths=PAYLOAD_WIDTHS,
+        after=(num_bytes,),
+        SIZE=members.block_size,
+        BLOCK=tile_pairs(members.block_size, members.ptx),
     )
-
-
-def run_pull(members: Members, target: int, num_bytes: int, *, num_programs: int) -> None:
-    """One launch: ``num_bytes`` from position 0, which calls ``run_push``, to ``target``."""
-    arguments = (*members.arguments(), target, num_bytes)
-    launch(low_latency_pull, num_programs, arguments, **_constants(members, target, num_bytes))
-
-
-def _constants(members: Members, address: int, num_bytes: int) -> dict[str, Any]:
-    return {
-        "PACKED": members.packed,
-        "WIDTH": payload_width(address, num_bytes),
-        "BLOCK": tile_pairs(members.block_size, members.ptx),
-        "PTX": members.ptx,
-    }
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "source", "num_bytes"))
@@ -82,32 +68,34 @@ def low_latency_push(
     source: tl.int64,
     num_bytes: tl.int64,
     GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run_push``. ``GROUP``: a power of two not below ``size``. ``BLOCK``: pairs per peer and turn."""
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    inside = positions < size
-    others = inside & (positions != index)
-    peers = ranks_at(ranks_low, ranks_high, table, tl.where(inside, positions, index), PACKED)
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    consumed = tl.load(counters + EDGE_CONSUMED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    if usable(lane, peers, others):
-        if await_free(lane, rank, peers, others, published, operation, PTX) == 1:
-            digests = tl.zeros((GROUP,), tl.int64) + digest
-            slots, flags = announce(lane, rank, peers, others, digests, generations, published, PTX)
+    """See ``plan_push``. ``GROUP``: ``Members.vector_size``, ``SIZE``: ``block_size``, ``BLOCK``: of a peer."""
+    _push(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP),
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, SIZE),
+        source, num_bytes, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _push(edges, tile, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    if usable(edges):
+        if await_free(edges) == 1:
+            slots, flags = announce(edges, tile)
             for turn in range(0, num_turns(num_bytes, BLOCK)):
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
                 left = num_bytes - offsets
                 payload = load_payload(source + offsets, left, left > 0, WIDTH)[None, :]
                 pairs = slots[:, None] + offsets[None, :] * 2
-                store_pairs(pairs, payload, flags[:, None], others[:, None] & (left > 0)[None, :], PTX)
-        finish(lane, peers, others, 1, 0, tl.maximum(consumed, published - 1), tl.num_programs(0))
+                store_pairs(
+                    pairs, payload, flags[:, None], tile.others[:, None] & (left > 0)[None, :], edges.group.ptx
+                )
+        finish(edges, 1, 0, tl.maximum(edges.consumed, edges.published - 1))
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "target", "num_bytes"))
@@ -122,30 +110,32 @@ def low_latency_pull(
     operation: tl.int64,
     target: tl.int64,
     num_bytes: tl.int64,
+    GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run_pull``. ``BLOCK``: pairs per turn, as many as the source's per peer."""
-    rank = tl.load(lane + LANE_RANK)
-    # The source, as a block of one.
-    peers = ranks_at(ranks_low, ranks_high, table, tl.zeros((1,), tl.int32), PACKED)
-    mask = tl.full((1,), 1, tl.int1)
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, volatile=True)
-    observed = tl.load(counters + EDGE_OBSERVED, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, volatile=True)
-    if usable(lane, peers, mask):
-        digests = tl.zeros((1,), tl.int64) + digest
-        going = may_begin(lane, rank, peers, mask, operation, PTX).to(tl.int32)
+    """See ``plan_pull``. ``BLOCK``: pairs per turn, as many as the source's per peer."""
+    _pull(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
+                   PACKED, PTX, GROUP, False, True),
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
+                   PACKED, PTX, 1, False, True),
+        target, num_bytes, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _pull(edges, tile, target, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    if usable(edges):
+        going = may_begin(edges)
         for turn in range(0, num_turns(num_bytes, BLOCK)):
             if going == 1:
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
                 left = (num_bytes - offsets)[None, :]
-                payload, going = await_pairs(
-                    lane, rank, peers, mask, digests, generations, observed, offsets, left > 0, operation, PTX
-                )
+                payload, going = await_pairs(edges, tile, offsets, left > 0)
                 if going == 1:
                     store_payload((target + offsets)[None, :], payload, left, left > 0, WIDTH)
-        finish(lane, peers, mask, 0, 1, published, tl.num_programs(0), CREDIT=True, PTX=PTX)
+        # Receiving a one-way instance proves that the sender has consumed all of mine.
+        finish(edges, 0, 1, edges.published, True)

@@ -13,24 +13,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import (
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
-    edge_state,
-    finish,
-    usable,
-)
-from gfdit.kernels.launch import launch
+from gfdit.kernels.edges import finish, open_edges, usable
+from gfdit.kernels.launch import SMALL, Launch, combined, plan_launch
 from gfdit.kernels.low_latency import (
+    PAYLOAD_WIDTHS,
     announce,
     await_free,
     await_pairs,
     first_pair,
     load_payload,
     num_turns,
-    payload_width,
     store_pairs,
     store_payload,
     tile_pairs,
@@ -40,35 +32,26 @@ from gfdit.kernels.members import (
     ROW_RECV_OFFSET,
     ROW_SEND_OFFSET,
     Members,
-    edges_at,
+    edge_bytes_at,
     part_at,
-    ranks_at,
 )
-from gfdit.kernels.memory import word_pointer
 
 
-def run(
-    members: Members,
-    source: int,
-    target: int,
-    even: tuple[int, int, int],
-    *,
-    alignment: int,
-    num_programs: int,
-) -> None:
-    """One launch; parameters as in ``push_exchange``. No part may exceed ``low_latency_bytes``.
+def plan(members: Members, even: tuple[int, int, int], *, alignment: int, num_programs: int) -> Launch:
+    """One launch, as in ``gfdit.kernels.push_exchange.plan``. No part may exceed ``low_latency_bytes``.
 
     ``alignment``: all offsets and sizes combined with "or".
     """
-    launch(
+    return plan_launch(
         low_latency_exchange,
+        members,
         num_programs,
-        (*members.arguments(), source, target, *even),
-        GROUP=members.block_size,
-        PACKED=members.packed,
-        WIDTH=payload_width(source, target, alignment, *even),
+        SMALL,
+        alignment=combined((alignment, *even)),
+        widths=PAYLOAD_WIDTHS,
+        after=even,
+        SIZE=members.block_size,
         BLOCK=tile_pairs(members.block_size, members.ptx),
-        PTX=members.ptx,
     )
 
 
@@ -88,48 +71,55 @@ def low_latency_exchange(
     recv_stride: tl.int64,
     num_bytes: tl.int64,
     GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: a power of two not below ``size``. ``BLOCK``: pairs per peer and turn."""
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    inside = positions < size
-    others = inside & (positions != index)
-    own = (positions == index)[:, None]
-    positions = tl.where(inside, positions, index)
-    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
-    edge_bytes, digests = edges_at(table, positions, digest, num_bytes, PACKED)
-    send_offsets, send_bytes = part_at(table, positions, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)
-    recv_offsets, recv_bytes = part_at(table, positions, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED)
+    """See ``plan``. ``GROUP``: ``Members.vector_size``, ``SIZE``: ``block_size``, ``BLOCK``: pairs of a peer."""
+    _exchange(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, SIZE),
+        source, target, send_stride, recv_stride, num_bytes, SIZE, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _exchange(
+    edges, tile, source, target, send_stride, recv_stride, num_bytes,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    inside = (tl.arange(0, SIZE) < edges.group.size)[:, None]
+    own = (tl.arange(0, SIZE) == edges.group.index)[:, None]
+    send_offsets, send_bytes = part_at(
+        edges.group.table, tile.positions, send_stride, num_bytes, ROW_SEND_OFFSET, edges.group.packed
+    )
+    recv_offsets, recv_bytes = part_at(
+        edges.group.table, tile.positions, recv_stride, num_bytes, ROW_RECV_OFFSET, edges.group.packed
+    )
     sources, targets = (source + send_offsets)[:, None], (target + recv_offsets)[:, None]
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    if usable(lane, peers, others):
-        turns = num_turns(tl.max(edge_bytes), BLOCK)
-        going = await_free(lane, rank, peers, others, published, operation, PTX)
+    if usable(edges):
+        turns = num_turns(
+            tl.max(edge_bytes_at(edges.group.table, edges.positions, num_bytes, edges.group.packed)), BLOCK
+        )
+        going = await_free(edges)
         if going == 1:
-            slots, flags = announce(lane, rank, peers, others, digests, generations, published, PTX)
+            slots, flags = announce(edges, tile)
             for turn in range(0, turns):
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
                 left = send_bytes[:, None] - offsets[None, :]
-                here = inside[:, None] & (left > 0)
+                here = inside & (left > 0)
                 payload = load_payload(sources + offsets[None, :], left, here, WIDTH)
                 pairs = slots[:, None] + offsets[None, :] * 2
-                store_pairs(pairs, payload, flags[:, None], here & others[:, None], PTX)
+                store_pairs(pairs, payload, flags[:, None], here & tile.others[:, None], edges.group.ptx)
                 store_payload(targets + offsets[None, :], payload, left, here & own, WIDTH)
         for turn in range(0, turns):
             if going == 1:
                 offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
                 left = recv_bytes[:, None] - offsets[None, :]
-                here = others[:, None] & (left > 0)
-                payload, going = await_pairs(
-                    lane, rank, peers, others, digests, generations, observed, offsets, here, operation, PTX
-                )
+                here = tile.others[:, None] & (left > 0)
+                payload, going = await_pairs(edges, tile, offsets, here)
                 if going == 1:
                     store_payload(targets + offsets[None, :], payload, left, here, WIDTH)
-        finish(lane, peers, others, 1, 1, published, tl.num_programs(0))
+        finish(edges, 1, 1, edges.published)

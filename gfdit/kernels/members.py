@@ -37,7 +37,6 @@ class Members:
     ranks: tuple[int, ...]
     index: int
     digest: int
-    operation: int
     table: torch.Tensor
     packed: bool
     ptx: bool
@@ -48,21 +47,33 @@ class Members:
 
     @property
     def block_size(self) -> int:
-        """A power of two not below ``size``."""
-        return 1 << (self.size - 1).bit_length()
+        """A power of two not below ``size``; a group of one is taken for one of two, which saves a variant."""
+        return block_size(self.size)
 
-    @property
-    def vector_size(self) -> int:
-        """The same for all small groups, so that there are few variants: up to 32 words cost a warp the same."""
-        return max(self.block_size, 32)
+    def vector_size(self, num_warps: int) -> int:
+        """Elements of a block by position, one for every thread of a program: waits need that (see ``edges``)."""
+        return vector_size(self.size, num_warps, self.ptx)
 
     def arguments(self) -> tuple[object, ...]:
-        """First of every kernel: lane, ranks_low, ranks_high, table, size, index, digest, operation."""
+        """First of every kernel: lane, ranks_low, ranks_high, table, size, index, digest.
+
+        After them comes ``operation``, the label of the launch.
+        """
         low, high = pack_ranks(self.ranks) if self.packed else (0, 0)
-        return (self.lane, low, high, self.table, self.size, self.index, self.digest, self.operation)
+        return (self.lane, low, high, self.table, self.size, self.index, self.digest)
 
 
-# Names of ``Members.arguments`` that must not make Triton compile another variant.
+def block_size(group_size: int) -> int:
+    """See ``Members.block_size``."""
+    return 1 << max(group_size - 1, 1).bit_length()
+
+
+def vector_size(group_size: int, num_warps: int, ptx: bool) -> int:
+    """The same for all small groups, so that there are few variants. A power of two."""
+    return max(block_size(group_size), 32 * num_warps if ptx else 32)
+
+
+# Names of what every kernel gets first that must not make Triton compile another variant.
 MEMBERS = ("ranks_low", "ranks_high", "size", "index", "digest", "operation")
 
 
@@ -106,12 +117,10 @@ def part_at(table, position, stride, num_bytes, OFFSET: tl.constexpr, PACKED: tl
 
 
 @triton.jit
-def edges_at(table, positions, digest, num_bytes, PACKED: tl.constexpr):
-    """The larger of the two directions of each edge in bytes, and its digest, for a block of positions."""
+def edge_bytes_at(table, positions, num_bytes, PACKED: tl.constexpr):
+    """The larger of the two directions of each edge in bytes, scalar or block."""
     if PACKED:
-        edge_bytes = tl.zeros(positions.shape, tl.int64) + num_bytes
-        digests = tl.zeros(positions.shape, tl.int64) + digest
+        edge_bytes = positions * 0 + num_bytes
     else:
         edge_bytes = tl.maximum(row(table, positions, ROW_SEND_BYTES), row(table, positions, ROW_RECV_BYTES))
-        digests = row(table, positions, ROW_DIGEST)
-    return edge_bytes, digests
+    return edge_bytes.to(tl.int64)

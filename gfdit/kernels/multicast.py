@@ -21,9 +21,9 @@ from gfdit.kernels.edges import (
     LANE_MULTICAST,
     LANE_MULTICAST_BASE,
     LANE_MULTICAST_BYTES,
+    rank_at,
     segment,
 )
-from gfdit.kernels.members import ranks_at
 
 
 @triton.jit
@@ -33,33 +33,20 @@ def area_offset(lane, source_rank):
 
 
 @triton.jit
-def store_to_members(
-    lane,
-    ranks_low,
-    ranks_high,
-    table,
-    size,
-    index,
-    offset,
-    source,
-    num_bytes,
-    PACKED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-):
+def store_to_members(group, offset, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Copy ``num_bytes`` from address ``source`` to ``offset`` of the segment of every other member, at least."""
     whole = tl.zeros((), tl.int64)
-    if PTX:
+    if group.ptx:
         if WIDTH == 16:
             whole = tl.maximum(num_bytes, 0) // 16 * 16
-            _store_to_all(tl.load(lane + LANE_MULTICAST_BASE) + offset, source, whole, BLOCK)
-            fence_alias(PTX)
-    for distance in range(1, size):
-        peer = ranks_at(ranks_low, ranks_high, table, (index + distance) % size, PACKED)
-        place = segment(lane, peer) + offset + whole
-        if PTX and WIDTH == 16:
-            copy_bytes(place, source + whole, num_bytes - whole, 1, 64)
+            _store_to_all(tl.load(group.lane + LANE_MULTICAST_BASE) + offset, source, whole, BLOCK)
+            fence_alias(group.ptx)
+    for distance in range(1, group.size):
+        position = (group.index + distance) % group.size
+        peer = rank_at(group, position)
+        place = segment(group.lane, peer) + offset + whole
+        if group.ptx and WIDTH == 16:
+            copy_bytes(place, source + whole, num_bytes - whole, 1, 256)
         else:
             copy_bytes(place, source, num_bytes, WIDTH, BLOCK)
 

@@ -18,40 +18,28 @@ import triton.language as tl
 
 from gfdit.kernels.copy import copy_bytes, copy_share, round_share
 from gfdit.kernels.edges import (
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    EDGE_PUBLISHED,
     LANE_MULTICAST_BYTES,
-    LANE_RANK,
     await_credit,
-    edge_state,
     finish,
+    observe,
+    open_edges,
+    publish,
+    rank_at,
     segment,
     usable,
 )
-from gfdit.kernels.instances import observe, publish
-from gfdit.kernels.launch import block_bytes, common_width, launch
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
-from gfdit.kernels.memory import word_pointer
+from gfdit.kernels.launch import BULK, Launch, plan_launch
+from gfdit.kernels.members import MEMBERS, Members
 from gfdit.kernels.multicast import area_offset, fence_alias, store_to_members
 
 
-def run(members: Members, source: int, target: int, num_bytes: int, *, num_programs: int) -> None:
+def plan(members: Members, num_bytes: int, *, num_programs: int) -> Launch:
     """One launch: ``num_bytes`` of position ``i`` to ``target + i * num_bytes`` of every member.
 
-    ``source``, ``target``: addresses. A table, if there is one, only says who the members are. ``num_programs``,
-    at most ``MAX_CHUNKS``, is equal in all members.
+    Given its label and the addresses of source and target. A table, if there is one, only says who the members
+    are. ``num_programs``, at most ``MAX_CHUNKS``, is equal in all members.
     """
-    launch(
-        multicast_all_gather,
-        num_programs,
-        (*members.arguments(), source, target, num_bytes),
-        GROUP=members.vector_size,
-        PACKED=members.packed,
-        WIDTH=common_width(source, target, num_bytes),
-        BLOCK=block_bytes(members.ptx),
-        PTX=members.ptx,
-    )
+    return plan_launch(multicast_all_gather, members, num_programs, BULK, alignment=num_bytes, after=(num_bytes,))
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "source", "target", "num_bytes"))
@@ -73,60 +61,42 @@ def multicast_all_gather(
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: ``Members.vector_size``."""
-    program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    others = (positions < size) & (positions != index)
-    positions = tl.where(positions < size, positions, index)
-    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
-    digests = tl.zeros((GROUP,), tl.int64) + digest
-    counters = word_pointer(edge_state(lane, peers))
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    share = round_share(num_bytes, tl.load(lane + LANE_MULTICAST_BYTES), num_programs)
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    _all_gather(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP),
+        source, target, num_bytes, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _all_gather(edges, source, target, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    share = round_share(num_bytes, tl.load(edges.group.lane + LANE_MULTICAST_BYTES), num_programs)
     rounds = tl.maximum((num_bytes + share * num_programs - 1) // (share * num_programs), 1)
-    if usable(lane, peers, others):
-        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
+    if usable(edges):
+        going = await_credit(edges)
         for step in range(0, rounds):
             begin = (step * num_programs + program) * share
             count = tl.minimum(share, num_bytes - begin)
             if going == 1:
-                store_to_members(
-                    lane,
-                    ranks_low,
-                    ranks_high,
-                    table,
-                    size,
-                    index,
-                    area_offset(lane, rank) + program * share,
-                    source + begin,
-                    count,
-                    PACKED,
-                    WIDTH,
-                    BLOCK,
-                    PTX,
-                )
-                publish(lane, rank, peers, others, digests, generations, published + 2 * step, program, PTX)
+                place = area_offset(edges.group.lane, edges.rank) + program * share
+                store_to_members(edges.group, place, source + begin, count, WIDTH, BLOCK)
+                publish(edges, edges.others, edges.published + 2 * step, program)
                 if step == 0:
-                    copy_share(target + index * num_bytes, source, num_bytes, WIDTH, BLOCK)
-                before = observed + 2 * step
-                going = observe(
-                    lane, rank, peers, others, others, digests, generations, before, program, operation, PTX
-                )
+                    copy_share(target + edges.group.index * num_bytes, source, num_bytes, WIDTH, BLOCK)
+                going = observe(edges, edges.others, edges.observed + 2 * step, program)
             if going == 1:
-                fence_alias(PTX)
-                for distance in range(1, size):
-                    position = (index + size - distance) % size
-                    peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                    area = segment(lane, rank) + area_offset(lane, peer) + program * share
+                fence_alias(edges.group.ptx)
+                for distance in range(1, edges.group.size):
+                    position = (edges.group.index + edges.group.size - distance) % edges.group.size
+                    peer = rank_at(edges.group, position)
+                    area = (
+                        segment(edges.group.lane, edges.rank)
+                        + area_offset(edges.group.lane, peer)
+                        + program * share
+                    )
                     copy_bytes(target + position * num_bytes + begin, area, count, WIDTH, BLOCK)
-                publish(lane, rank, peers, others, digests, generations, published + 2 * step + 1, program, PTX)
-                before = observed + 2 * step + 1
-                going = observe(
-                    lane, rank, peers, others, others, digests, generations, before, program, operation, PTX
-                )
+                publish(edges, edges.others, edges.published + 2 * step + 1, program)
+                going = observe(edges, edges.others, edges.observed + 2 * step + 1, program)
         # A two-way instance proves that the peer has consumed all of mine before it.
-        finish(lane, peers, others, 2 * rounds, 2 * rounds, published + 2 * rounds - 1, num_programs)
+        finish(edges, 2 * rounds, 2 * rounds, edges.published + 2 * rounds - 1)

@@ -30,28 +30,27 @@ import triton.language as tl
 from gfdit.comm.layout import OFFSET_WORD
 from gfdit.kernels.copy import copy_bytes, copy_share, round_share
 from gfdit.kernels.edges import (
-    EDGE_GENERATION,
     EDGE_OBSERVED,
-    EDGE_PUBLISHED,
     LANE_EXPORT,
-    LANE_RANK,
     await_credit,
     edge_state,
     finish,
     line,
+    observe,
+    open_edges,
+    publish,
+    rank_at,
     segment,
     usable,
 )
-from gfdit.kernels.instances import observe, publish
-from gfdit.kernels.launch import block_bytes, common_width, launch
+from gfdit.kernels.launch import BULK, FEW_WIDTHS, WIDTHS, Launch, plan_launch
 from gfdit.kernels.members import (
     MEMBERS,
     ROW_RECV_OFFSET,
     ROW_SEND_OFFSET,
     Members,
-    edges_at,
+    edge_bytes_at,
     part_at,
-    ranks_at,
 )
 from gfdit.kernels.memory import word_pointer
 
@@ -64,10 +63,8 @@ _NO_LIMIT = 1 << 62
 _OFFSET_WORD = tl.constexpr(OFFSET_WORD)
 
 
-def run(
+def plan(
     members: Members,
-    source: int,
-    target: int,
     even: tuple[int, int, int],
     *,
     kind: tl.constexpr,
@@ -75,24 +72,22 @@ def run(
     area_stride: int,
     area_bytes: int,
     num_programs: int,
-) -> None:
-    """One launch. ``source``, ``target``, ``even``, ``alignment``: see ``gfdit.kernels.push_exchange.run``.
+) -> Launch:
+    """One launch. ``even``, ``alignment``: see ``gfdit.kernels.push_exchange.plan``.
 
     ``kind`` is one of the above, equal in all members like ``num_programs``. Staged: position ``i`` finds its
     part at ``i * area_stride`` of the export area, at most ``area_bytes`` (both multiples of 16) at a time; the
     stride is 0 if all positions get the same.
     """
-    staged = kind == STAGED_PULL
-    launch(
+    return plan_launch(
         pull_exchange,
+        members,
         num_programs,
-        (*members.arguments(), source, target, *even, area_stride, area_bytes if staged else _NO_LIMIT),
-        GROUP=members.vector_size,
-        PACKED=members.packed,
+        BULK,
+        alignment=alignment,
+        widths=WIDTHS if members.packed else FEW_WIDTHS,
+        after=(*even, area_stride, area_bytes if kind == STAGED_PULL else _NO_LIMIT),
         KIND=kind.value,
-        WIDTH=common_width(source, target, alignment),
-        BLOCK=block_bytes(members.ptx),
-        PTX=members.ptx,
     )
 
 
@@ -131,94 +126,133 @@ def pull_exchange(
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: ``Members.vector_size``."""
-    program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
-    rank = tl.load(lane + LANE_RANK)
-    positions = tl.arange(0, GROUP)
-    others = (positions < size) & (positions != index)
-    positions = tl.where(positions < size, positions, index)
-    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
-    edge_bytes, digests = edges_at(table, positions, digest, num_bytes, PACKED)
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    _exchange(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
+        source, target, send_stride, recv_stride, num_bytes, area_stride, area_bytes, KIND, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _exchange(
+    edges, source, target, send_stride, recv_stride, num_bytes, area_stride, area_bytes,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    edge_bytes = edge_bytes_at(edges.group.table, edges.positions, num_bytes, edges.group.packed)
     round_bytes = round_share(edge_bytes, area_bytes, num_programs) * num_programs
-    rounds = tl.where(others, tl.maximum((edge_bytes + round_bytes - 1) // round_bytes, 1), 0)
-    counters = word_pointer(edge_state(lane, peers))
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
+    rounds = tl.where(edges.others, tl.maximum((edge_bytes + round_bytes - 1) // round_bytes, 1), 0)
     # Where in this rank's segment the peers find what they need.
     if KIND == STAGED_PULL:
-        offsets = tl.load(lane + LANE_EXPORT) + positions * area_stride
+        offsets = tl.load(edges.group.lane + LANE_EXPORT) + edges.positions * area_stride
     elif KIND == DIRECT_PULL:
-        offsets = part_at(table, positions, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)[0]
-        offsets += source - segment(lane, rank)
+        offsets = part_at(
+            edges.group.table, edges.positions, send_stride, num_bytes, ROW_SEND_OFFSET, edges.group.packed
+        )[0]
+        offsets += source - segment(edges.group.lane, edges.rank)
     else:
-        offsets = part_at(table, positions, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED)[0]
-        offsets += target - segment(lane, rank)
-    if usable(lane, peers, others):
-        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
+        offsets = part_at(
+            edges.group.table, edges.positions, recv_stride, num_bytes, ROW_RECV_OFFSET, edges.group.packed
+        )[0]
+        offsets += target - segment(edges.group.lane, edges.rank)
+    if usable(edges):
+        going = await_credit(edges)
         for step in range(0, tl.maximum(tl.max(rounds), 1)):
-            active = others & (step < rounds)
+            active = edges.others & (step < rounds)
             if going == 1:
                 if KIND == STAGED_PULL:
-                    for distance in range(1, size):
+                    for distance in range(1, edges.group.size):
                         # What is the same for everybody is put there once.
                         if (area_stride > 0) | (distance == 1):
-                            position = (index + distance) % size
-                            share, begin = _turn(table, position, num_bytes, area_bytes, step, PACKED)
-                            offset, part_bytes = part_at(
-                                table, position, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED
+                            position = (edges.group.index + distance) % edges.group.size
+                            share, begin = _turn(
+                                edges.group.table, position, num_bytes, area_bytes, step, edges.group.packed
                             )
-                            area = segment(lane, rank) + tl.load(lane + LANE_EXPORT) + position * area_stride
+                            offset, part_bytes = part_at(
+                                edges.group.table,
+                                position,
+                                send_stride,
+                                num_bytes,
+                                ROW_SEND_OFFSET,
+                                edges.group.packed,
+                            )
+                            area = (
+                                segment(edges.group.lane, edges.rank)
+                                + tl.load(edges.group.lane + LANE_EXPORT)
+                                + position * area_stride
+                            )
                             count = tl.minimum(share, part_bytes - begin)
                             copy_bytes(area + program * share, source + offset + begin, count, WIDTH, BLOCK)
-                before = published + 2 * step
-                tl.store(_offset_word(line(lane, peers, rank), before % 2), offsets, mask=active)
-                publish(lane, rank, peers, active, digests, generations, before, program, PTX)
-                if step == 0:
-                    offset = part_at(table, index, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED)[0]
-                    place, part_bytes = part_at(table, index, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED)
-                    copy_share(target + place, source + offset, part_bytes, WIDTH, BLOCK)
-                before = observed + 2 * step
-                going = observe(
-                    lane, rank, peers, active, others, digests, generations, before, program, operation, PTX
+                before = edges.published + 2 * step
+                tl.store(
+                    _offset_word(line(edges.group.lane, edges.peers, edges.rank), before % 2), offsets, mask=active
                 )
+                publish(edges, active, before, program)
+                if step == 0:
+                    offset = part_at(
+                        edges.group.table,
+                        edges.group.index,
+                        send_stride,
+                        num_bytes,
+                        ROW_SEND_OFFSET,
+                        edges.group.packed,
+                    )[0]
+                    place, part_bytes = part_at(
+                        edges.group.table,
+                        edges.group.index,
+                        recv_stride,
+                        num_bytes,
+                        ROW_RECV_OFFSET,
+                        edges.group.packed,
+                    )
+                    copy_share(target + place, source + offset, part_bytes, WIDTH, BLOCK)
+                going = observe(edges, active, edges.observed + 2 * step, program)
             if going == 1:
-                for distance in range(1, size):
-                    position = (index + size - distance) % size
-                    peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                    share, begin = _turn(table, position, num_bytes, area_bytes, step, PACKED)
-                    slot = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_OBSERVED) % 2
-                    remote = segment(lane, peer) + tl.load(_offset_word(line(lane, rank, peer), slot))
+                for distance in range(1, edges.group.size):
+                    position = (edges.group.index + edges.group.size - distance) % edges.group.size
+                    peer = rank_at(edges.group, position)
+                    share, begin = _turn(
+                        edges.group.table, position, num_bytes, area_bytes, step, edges.group.packed
+                    )
+                    slot = tl.load(word_pointer(edge_state(edges.group.lane, peer)) + EDGE_OBSERVED) % 2
+                    remote = segment(edges.group.lane, peer) + tl.load(
+                        _offset_word(line(edges.group.lane, edges.rank, peer), slot)
+                    )
                     if KIND == DIRECT_PUSH:
                         offset, part_bytes = part_at(
-                            table, position, send_stride, num_bytes, ROW_SEND_OFFSET, PACKED
+                            edges.group.table,
+                            position,
+                            send_stride,
+                            num_bytes,
+                            ROW_SEND_OFFSET,
+                            edges.group.packed,
                         )
                         count = tl.minimum(share, part_bytes - begin)
                         _copy_remote(remote + begin, source + offset + begin, count, remote, WIDTH, BLOCK)
                     else:
                         place, part_bytes = part_at(
-                            table, position, recv_stride, num_bytes, ROW_RECV_OFFSET, PACKED
+                            edges.group.table,
+                            position,
+                            recv_stride,
+                            num_bytes,
+                            ROW_RECV_OFFSET,
+                            edges.group.packed,
                         )
                         count = tl.minimum(share, part_bytes - begin)
                         if KIND == STAGED_PULL:
                             copy_bytes(target + place + begin, remote + program * share, count, WIDTH, BLOCK)
                         else:
                             _copy_remote(target + place + begin, remote + begin, count, remote, WIDTH, BLOCK)
-                before = published + 2 * step + 1
-                publish(lane, rank, peers, active, digests, generations, before, program, PTX)
-                before = observed + 2 * step + 1
-                going = observe(
-                    lane, rank, peers, active, others, digests, generations, before, program, operation, PTX
-                )
+                publish(edges, active, edges.published + 2 * step + 1, program)
+                going = observe(edges, active, edges.observed + 2 * step + 1, program)
         # A two-way instance proves that the peer has consumed all of mine before it.
-        finish(lane, peers, others, 2 * rounds, 2 * rounds, published + 2 * rounds - 1, num_programs)
+        finish(edges, 2 * rounds, 2 * rounds, edges.published + 2 * rounds - 1)
 
 
 @triton.jit
 def _turn(table, position, num_bytes, area_bytes, step, PACKED: tl.constexpr):
     """This program's share of the part of ``position``, and where in the part that of round ``step`` begins."""
-    edge_bytes = edges_at(table, position, 0, num_bytes, PACKED)[0]
+    edge_bytes = edge_bytes_at(table, position, num_bytes, PACKED)
     share = round_share(edge_bytes, area_bytes, tl.num_programs(0))
     return share, (step * tl.num_programs(0) + tl.program_id(0)) * share
 

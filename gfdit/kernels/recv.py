@@ -16,10 +16,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import CHANNEL_CREDIT_WORD
 from gfdit.kernels.copy import copy_bytes
 from gfdit.kernels.edges import (
-    EDGE_GENERATION,
     EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
     LANE_SLOT_BYTES,
     data_slot,
     edge_state,
@@ -27,11 +24,13 @@ from gfdit.kernels.edges import (
     line,
     make_token,
     may_begin,
+    observe,
+    open_edges,
+    rank_at,
     usable,
 )
-from gfdit.kernels.instances import observe
-from gfdit.kernels.launch import block_bytes, common_width, launch
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
+from gfdit.kernels.launch import BULK, Launch, plan_launch
+from gfdit.kernels.members import MEMBERS, Members
 from gfdit.kernels.memory import store_release_block, word_pointer
 from gfdit.kernels.send import rounds_and_chunks
 
@@ -39,20 +38,12 @@ _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _CHANNEL_CREDIT_WORD = tl.constexpr(CHANNEL_CREDIT_WORD)
 
 
-def run(members: Members, target: int, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> None:
-    """One launch: ``num_bytes`` to address ``target`` from the member at position 0, which calls ``send.run``.
+def plan(members: Members, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> Launch:
+    """One launch, given its label and the address to fill from the member at position 0, which sends.
 
     ``chunk_bytes`` and ``num_programs`` are those of the sender.
     """
-    launch(
-        recv,
-        num_programs,
-        (*members.arguments(), target, num_bytes, chunk_bytes),
-        PACKED=members.packed,
-        WIDTH=common_width(target),
-        BLOCK=block_bytes(members.ptx),
-        PTX=members.ptx,
-    )
+    return plan_launch(recv, members, num_programs, BULK, after=(num_bytes, chunk_bytes))
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "target", "num_bytes", "chunk_bytes"))
@@ -68,44 +59,46 @@ def recv(
     target: tl.int64,
     num_bytes: tl.int64,
     chunk_bytes: tl.int64,
+    GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``."""
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    _recv(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
+                   PACKED, PTX, GROUP, False, True),
+        target, num_bytes, chunk_bytes, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _recv(edges, target, num_bytes, chunk_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
-    rank = tl.load(lane + LANE_RANK)
-    slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
-    # The sender, as a block of one and as a scalar.
-    peers = ranks_at(ranks_low, ranks_high, table, tl.zeros((1,), tl.int32), PACKED)
-    peer = tl.sum(peers)
-    mask = tl.full((1,), 1, tl.int1)
-    digests = tl.zeros((1,), tl.int64) + digest
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, volatile=True)
-    observed = tl.load(counters + EDGE_OBSERVED, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, volatile=True)
+    slot_bytes = tl.load(edges.group.lane + LANE_SLOT_BYTES)
+    sender = rank_at(edges.group, tl.full((), 0, tl.int32))
+    instance = tl.load(word_pointer(edge_state(edges.group.lane, sender)) + EDGE_OBSERVED)
     rounds, chunks = rounds_and_chunks(num_bytes, slot_bytes, chunk_bytes)
-    if usable(lane, peers, mask):
-        going = may_begin(lane, rank, peers, mask, operation, PTX).to(tl.int32)
+    if usable(edges):
+        going = may_begin(edges)
         for step in range(0, rounds):
             if (step + 1 < rounds) & (going == 1):
                 tl.debug_barrier()
-                credits = make_token(tl.full((1,), _CREDIT_DIGEST, tl.int64), generations, observed + step)
-                words = line(lane, peers, rank) + (_CHANNEL_CREDIT_WORD + program) * 8
-                store_release_block(words, credits, mask, PTX)
-            for chunk in range(program, chunks, num_programs):
+                consumed = edges.observed + step
+                credits = make_token(edges.digests * 0 + _CREDIT_DIGEST, edges.generations, consumed)
+                words = line(edges.group.lane, edges.peers, edges.rank) + (_CHANNEL_CREDIT_WORD + program) * 8
+                store_release_block(words, credits, edges.others, edges.group.ptx)
+            for chunk in range(program, chunks, tl.num_programs(0)):
                 if going == 1:
-                    before = observed + step
-                    going = observe(
-                        lane, rank, peers, mask, mask, digests, generations, before, chunk, operation, PTX
-                    )
+                    going = observe(edges, edges.others, edges.observed + step, chunk)
                     if going == 1:
                         begin = step * slot_bytes + chunk * chunk_bytes
                         end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
-                        slot = data_slot(lane, rank, peer, tl.sum(before) % 2) + chunk * chunk_bytes
+                        slot = (
+                            data_slot(edges.group.lane, edges.rank, sender, (instance + step) % 2)
+                            + chunk * chunk_bytes
+                        )
                         copy_bytes(target + begin, slot, end - begin, WIDTH, BLOCK)
         # Receiving a one-way instance proves that the sender has consumed all of mine.
-        finish(lane, peers, mask, 0, rounds, published, num_programs, CREDIT=True, PTX=PTX)
+        finish(edges, 0, rounds, edges.published, True)

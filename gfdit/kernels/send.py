@@ -30,10 +30,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import CHANNEL_CREDIT_WORD
 from gfdit.kernels.copy import copy_bytes
 from gfdit.kernels.edges import (
-    EDGE_CONSUMED,
-    EDGE_GENERATION,
     EDGE_PUBLISHED,
-    LANE_RANK,
     LANE_SLOT_BYTES,
     await_credit,
     await_words,
@@ -42,33 +39,26 @@ from gfdit.kernels.edges import (
     finish,
     line,
     make_token,
+    open_edges,
+    publish,
+    rank_at,
     usable,
 )
-from gfdit.kernels.instances import publish
-from gfdit.kernels.launch import block_bytes, common_width, launch
-from gfdit.kernels.members import MEMBERS, Members, ranks_at
+from gfdit.kernels.launch import BULK, Launch, plan_launch
+from gfdit.kernels.members import MEMBERS, Members
 from gfdit.kernels.memory import word_pointer
 
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _CHANNEL_CREDIT_WORD = tl.constexpr(CHANNEL_CREDIT_WORD)
 
 
-def run(members: Members, source: int, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> None:
-    """One launch: the ``num_bytes`` at address ``source`` to all other members.
+def plan(members: Members, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> Launch:
+    """One launch, given its label and the address of the ``num_bytes`` that all other members get.
 
     ``chunk_bytes``, a multiple of 16, and ``num_programs``, at most ``MAX_CHUNKS``, are those of the receivers.
     A table, if there is one, only says who the members are: all edges have the digest of ``members``.
     """
-    launch(
-        send,
-        num_programs,
-        (*members.arguments(), source, num_bytes, chunk_bytes),
-        GROUP=members.vector_size,
-        PACKED=members.packed,
-        WIDTH=common_width(source),
-        BLOCK=block_bytes(members.ptx),
-        PTX=members.ptx,
-    )
+    return plan_launch(send, members, num_programs, BULK, after=(num_bytes, chunk_bytes))
 
 
 @triton.jit(do_not_specialize=(*MEMBERS, "source", "num_bytes", "chunk_bytes"))
@@ -90,45 +80,41 @@ def send(
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``. ``GROUP``: ``Members.vector_size``."""
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    _send(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP),
+        source, num_bytes, chunk_bytes, WIDTH, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _send(edges, source, num_bytes, chunk_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
-    num_programs = tl.num_programs(0)
-    rank = tl.load(lane + LANE_RANK)
-    slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
-    positions = tl.arange(0, GROUP)
-    others = (positions < size) & (positions != index)
-    positions = tl.where(positions < size, positions, index)
-    peers = ranks_at(ranks_low, ranks_high, table, positions, PACKED)
-    digests = tl.zeros((GROUP,), tl.int64) + digest
-    counters = word_pointer(edge_state(lane, peers))
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    consumed = tl.load(counters + EDGE_CONSUMED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
+    slot_bytes = tl.load(edges.group.lane + LANE_SLOT_BYTES)
     rounds, chunks = rounds_and_chunks(num_bytes, slot_bytes, chunk_bytes)
-    if usable(lane, peers, others):
-        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
+    if usable(edges):
+        going = await_credit(edges)
         for step in range(0, rounds):
             if (step > 0) & (going == 1):
-                needed = published + step - 1
-                credits = make_token(tl.full((GROUP,), _CREDIT_DIGEST, tl.int64), generations, needed)
-                words = line(lane, rank, peers) + (_CHANNEL_CREDIT_WORD + program) * 8
-                short = others & (needed > consumed)
-                received = await_words(
-                    lane, words, credits, short, rank, peers, others, operation, PTX, EXACT=False
-                )
-                going = received.to(tl.int32)
+                needed = edges.published + step - 1
+                credits = make_token(edges.digests * 0 + _CREDIT_DIGEST, edges.generations, needed)
+                words = line(edges.group.lane, edges.rank, edges.peers) + (_CHANNEL_CREDIT_WORD + program) * 8
+                short = edges.others & (needed > edges.consumed)
+                going = await_words(edges, words, credits, short, EXACT=False)
             if going == 1:
-                for chunk in range(program, chunks, num_programs):
+                for chunk in range(program, chunks, tl.num_programs(0)):
                     begin = step * slot_bytes + chunk * chunk_bytes
                     end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
-                    for distance in range(1, size):
-                        peer = ranks_at(ranks_low, ranks_high, table, (index + distance) % size, PACKED)
-                        instance = tl.load(word_pointer(edge_state(lane, peer)) + EDGE_PUBLISHED) + step
-                        slot = data_slot(lane, peer, rank, instance % 2) + chunk * chunk_bytes
+                    for distance in range(1, edges.group.size):
+                        peer = rank_at(edges.group, (edges.group.index + distance) % edges.group.size)
+                        instance = (
+                            tl.load(word_pointer(edge_state(edges.group.lane, peer)) + EDGE_PUBLISHED) + step
+                        )
+                        slot = data_slot(edges.group.lane, peer, edges.rank, instance % 2) + chunk * chunk_bytes
                         copy_bytes(slot, source + begin, end - begin, WIDTH, BLOCK)
-                    publish(lane, rank, peers, others, digests, generations, published + step, chunk, PTX)
+                    publish(edges, edges.others, edges.published + step, chunk)
         # The last round was published with credit for all but the one before it.
-        finish(lane, peers, others, rounds, 0, tl.maximum(consumed, published + rounds - 2), num_programs)
+        finish(edges, rounds, 0, tl.maximum(edges.consumed, edges.published + rounds - 2))
 
 
 @triton.jit

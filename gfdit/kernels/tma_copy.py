@@ -20,7 +20,6 @@ import triton.language as tl
 
 from gfdit.comm.layout import MAX_CHUNKS
 from gfdit.kernels.copy import copy_bytes
-from gfdit.kernels.launch import GPU_BLOCK_BYTES, HOST_BLOCK_BYTES
 
 # Of addresses and offsets, in bytes.
 TILE_ALIGNMENT = 16
@@ -28,11 +27,6 @@ _ROW_WORDS = tl.constexpr(256)  # 32-bit words; the largest box
 _ROW_BYTES = tl.constexpr(1024)
 # Global memory of a launch: 128 bytes for each descriptor that the code makes, in each of MAX_CHUNKS programs.
 WORKSPACE_BYTES = MAX_CHUNKS * 8 * 128
-
-
-def tile_bytes(ptx: bool) -> int:
-    """``BLOCK`` of kernels that copy tiles: three in flight fit into shared memory."""
-    return 2 * GPU_BLOCK_BYTES if ptx else HOST_BLOCK_BYTES
 
 
 @triton.jit

@@ -6,10 +6,10 @@ units of each row. Several tensors travel in one launch (query, key, value), the
 with fewer heads (grouped attention) has smaller units. Heads and tokens may be uneven.
 
 Rows are pushed straight from the source's strides into the peer's data slot and copied straight from there to the
-target's strides: no permute, no contiguous copy, no stacking. Agreement, rounds and overlap are those of
-``gfdit.kernels.push_exchange``; a chunk is a range of rows.
+target's strides: no permute, no contiguous copy, no stacking. How it goes in time is said in
+``gfdit.kernels.slot_rounds``; a unit is a row.
 
-Reference: ``gfdit.comm.heads.exchange_by_copies``. Never run on a GPU.
+Reference: ``gfdit.comm.heads.plan_by_copies``. Never run on a GPU.
 """
 
 from __future__ import annotations
@@ -20,25 +20,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import (
-    EDGE_GENERATION,
-    EDGE_OBSERVED,
-    EDGE_PUBLISHED,
-    LANE_RANK,
-    LANE_SLOT_BYTES,
-    await_credit,
-    await_words,
-    data_slot,
-    edge_state,
-    finish,
-    line,
-    make_token,
-    signal,
-    usable,
-)
-from gfdit.kernels.launch import block_bytes, common_width, launch
-from gfdit.kernels.members import MEMBERS, ROW_DIGEST, Members, ranks_at, row
-from gfdit.kernels.memory import store_release, word_pointer
+from gfdit.kernels.edges import open_edges
+from gfdit.kernels.launch import FEW_WIDTHS, ROWS, Launch, combined, plan_launch
+from gfdit.kernels.members import MEMBERS, Members, row
+from gfdit.kernels.slot_rounds import slot_rounds
 
 # Fields of a table's row, in place of byte ranges.
 ROW_UNIT_OFFSET = tl.constexpr(1)
@@ -47,53 +32,51 @@ ROW_TOKEN_OFFSET = tl.constexpr(3)
 ROW_TOKENS = tl.constexpr(4)
 
 
-class StridedRows(NamedTuple):
-    """One tensor of the exchange: addresses, strides of batch and token in bytes, bytes of a head unit."""
+class Strides(NamedTuple):
+    """One tensor of the exchange, in bytes: strides of batch and token of both ends, and a head unit."""
 
-    source: int
     source_batch: int
     source_token: int
-    target: int
     target_batch: int
     target_token: int
     unit_bytes: int
 
 
-def run(
+def plan(
     members: Members,
-    tensors: Sequence[StridedRows],
+    strides: Sequence[Strides],
     *,
     batch: int,
     units: int,
     tokens: int,
     token_stride: int,
     gather: bool,
-    num_chunks: int,
+    chunk_bytes: int,
     num_programs: int,
-) -> None:
-    """One launch.
+) -> Launch:
+    """One launch, given its label and pairs: of each tensor the addresses of source and target.
 
     Packed: every member has ``units`` head units and ``tokens`` tokens; those of position ``i`` begin at
     ``i * units`` and ``i * token_stride`` (0: all members have the same tokens). Otherwise the table says so.
-    ``num_chunks`` (at most ``MAX_CHUNKS``) and ``num_programs`` are equal in all members. A row of all tensors
-    must fit into a data slot.
+    ``chunk_bytes``, a multiple of 16, and ``num_programs`` are equal in all members. A row of all tensors must fit
+    into a data slot.
     """
-    rows = tuple(tuple(tensor) for tensor in tensors)
-    launch(
+    return plan_launch(
         ulysses_exchange,
+        members,
         num_programs,
-        (*members.arguments(), rows, batch, units, tokens, token_stride, num_chunks),
-        GROUP=members.vector_size,
-        PACKED=members.packed,
+        ROWS,
+        alignment=combined(number for tensor in strides for number in tensor),
+        widths=FEW_WIDTHS,
+        tuples=((2,) * len(strides), (len(Strides._fields),) * len(strides)),
+        after=(tuple(map(tuple, strides)), batch, units, tokens, token_stride, chunk_bytes),
         GATHER=gather,
-        WIDTH=common_width(*(number for tensor in rows for number in tensor)),
-        BLOCK=block_bytes(members.ptx),
-        NUM_PROGRAMS=num_programs,
-        PTX=members.ptx,
     )
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "tensors", "batch", "units", "tokens", "token_stride", "num_chunks"))
+@triton.jit(
+    do_not_specialize=(*MEMBERS, "addresses", "strides", "batch", "units", "tokens", "token_stride", "chunk_bytes")
+)
 def ulysses_exchange(
     lane,
     ranks_low,
@@ -103,221 +86,135 @@ def ulysses_exchange(
     index,
     digest,
     operation,
-    tensors,
+    addresses,
+    strides,
     batch,
     units,
     tokens,
     token_stride,
-    num_chunks,
+    chunk_bytes,
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     GATHER: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """See ``run``."""
-    program = tl.program_id(0)
-    rank = tl.load(lane + LANE_RANK)
-    slot_bytes = tl.load(lane + LANE_SLOT_BYTES)
-    row_unit_bytes = tl.zeros((), tl.int64)
-    for tensor in tl.static_range(len(tensors)):
-        row_unit_bytes += tensors[tensor][6]
-    positions = tl.arange(0, GROUP)
-    inside = positions < size
-    valid = tl.where(inside, positions, index)
-    peers = ranks_at(ranks_low, ranks_high, table, valid, PACKED)
-    others = inside & (positions != index)
-    if PACKED:
-        digests = tl.zeros((GROUP,), tl.int64) + digest
-    else:
-        digests = row(table, valid, ROW_DIGEST)
-    send_rows, send_bytes = _rows(table, valid, index, batch, units, tokens, row_unit_bytes, GATHER, PACKED)
-    recv_rows, recv_bytes = _rows(table, index, valid, batch, units, tokens, row_unit_bytes, GATHER, PACKED)
-    rounds = tl.maximum(
-        _ceil_div(send_rows, slot_bytes // send_bytes), _ceil_div(recv_rows, slot_bytes // recv_bytes)
-    )
-    rounds = tl.where(others, tl.maximum(rounds, 1), 0)
-    turns = _ceil_div(num_chunks, NUM_PROGRAMS)
-    counters = word_pointer(edge_state(lane, peers))
-    observed = tl.load(counters + EDGE_OBSERVED, mask=others, other=0, volatile=True)
-    published = tl.load(counters + EDGE_PUBLISHED, mask=others, other=0, volatile=True)
-    generations = tl.load(counters + EDGE_GENERATION, mask=others, other=0, volatile=True)
-    lines = line(lane, rank, peers)
-    if usable(lane, peers, others):
-        _keep_own(
-            tensors,
-            table,
-            index,
-            batch,
-            units,
-            tokens,
-            token_stride,
-            program,
-            GATHER,
-            PACKED,
-            WIDTH,
-            BLOCK,
-            NUM_PROGRAMS,
-        )
-        going = await_credit(lane, rank, peers, others, published, operation, PTX).to(tl.int32)
-        for turn in range(0, tl.max(rounds) * (turns + 1)):
-            step = turn // (turns + 1)
-            part = turn % (turns + 1)
-            chunk = part * NUM_PROGRAMS + program
-            if (chunk < num_chunks) & (going == 1):
-                for distance in range(1, size):
-                    position = (index + distance) % size
-                    chosen = positions == position
-                    if step < tl.sum(tl.where(chosen, rounds, 0)):
-                        peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                        instance = tl.sum(tl.where(chosen, published, 0)) + step
-                        num_rows, row_bytes = _rows(
-                            table, position, index, batch, units, tokens, row_unit_bytes, GATHER, PACKED
-                        )
-                        first, last, before = _chunk(num_rows, slot_bytes // row_bytes, step, chunk, num_chunks)
-                        slot = data_slot(lane, peer, rank, instance % 2) - before * row_bytes
-                        for tensor in tl.static_range(len(tensors)):
-                            source, source_batch, source_token, _, _, _, unit_bytes = tensors[tensor]
-                            if GATHER:
-                                row_tokens, num_units = _share(table, position, index, units, tokens, PACKED)
-                                source += _token_begin(table, position, token_stride, PACKED) * source_token
-                            else:
-                                row_tokens, num_units = _share(table, index, position, units, tokens, PACKED)
-                                source += _unit_begin(table, position, units, PACKED) * unit_bytes
-                            _copy_rows(
-                                slot, 0, row_bytes, source, source_batch, source_token,
-                                row_tokens, first, last, num_units * unit_bytes, True, False, WIDTH, BLOCK,
-                            )  # fmt: skip
-                            slot += num_units * unit_bytes
-                        tl.debug_barrier()
-                        digest_here = tl.sum(tl.where(chosen, digests, 0))
-                        token = make_token(digest_here, tl.sum(tl.where(chosen, generations, 0)), instance + 1)
-                        store_release(signal(line(lane, peer, rank), instance % 2, chunk), token, PTX)
-            chunk -= NUM_PROGRAMS
-            if (part > 0) & (chunk < num_chunks) & (going == 1):
-                wanted = others & (step < rounds)
-                instances = observed + step
-                expected = make_token(digests, generations, instances + 1)
-                words = signal(lines, instances % 2, chunk)
-                arrived = await_words(lane, words, expected, wanted, rank, peers, others, operation, PTX)
-                going = arrived.to(tl.int32)
-                if going == 1:
-                    for distance in range(1, size):
-                        position = (index + size - distance) % size
-                        chosen = positions == position
-                        if step < tl.sum(tl.where(chosen, rounds, 0)):
-                            peer = ranks_at(ranks_low, ranks_high, table, position, PACKED)
-                            instance = tl.sum(tl.where(chosen, observed, 0)) + step
-                            num_rows, row_bytes = _rows(
-                                table, index, position, batch, units, tokens, row_unit_bytes, GATHER, PACKED
-                            )
-                            first, last, before = _chunk(
-                                num_rows, slot_bytes // row_bytes, step, chunk, num_chunks
-                            )
-                            slot = data_slot(lane, rank, peer, instance % 2) - before * row_bytes
-                            for tensor in tl.static_range(len(tensors)):
-                                _, _, _, target, target_batch, target_token, unit_bytes = tensors[tensor]
-                                if GATHER:
-                                    row_tokens, num_units = _share(table, index, position, units, tokens, PACKED)
-                                    target += _unit_begin(table, position, units, PACKED) * unit_bytes
-                                else:
-                                    row_tokens, num_units = _share(table, position, index, units, tokens, PACKED)
-                                    target += _token_begin(table, position, token_stride, PACKED) * target_token
-                                _copy_rows(
-                                    target, target_batch, target_token, slot, 0, row_bytes,
-                                    row_tokens, first, last, num_units * unit_bytes, False, True, WIDTH, BLOCK,
-                                )  # fmt: skip
-                                slot += num_units * unit_bytes
-                    tl.debug_barrier()
-        # A two-way instance proves that the peer has consumed all of mine before it.
-        finish(lane, peers, others, rounds, rounds, published + rounds - 1, NUM_PROGRAMS)
+    """See ``plan``. ``GROUP``: ``Members.vector_size``."""
+    slot_rounds(
+        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
+        HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
+        chunk_bytes, row_units, put_rows, take_rows, keep_rows,
+    )  # fmt: skip
+
+
+class HeadParts(NamedTuple):
+    """As ``plan`` says it."""
+
+    addresses: tl.tuple
+    strides: tl.tuple
+    batch: tl.tensor
+    units: tl.tensor
+    tokens: tl.tensor
+    token_stride: tl.tensor
+    gather: tl.constexpr
+    width: tl.constexpr
+    block: tl.constexpr
 
 
 @triton.jit
-def _ceil_div(number, divisor):
-    return (number + divisor - 1) // divisor
+def _units_at(group, parts, position):
+    """Where the head units of a member begin, and how many it has; of a scalar or block of positions."""
+    if group.packed:
+        begin, units = position * parts.units, parts.units + position * 0
+    else:
+        begin, units = row(group.table, position, ROW_UNIT_OFFSET), row(group.table, position, ROW_UNITS)
+    return begin.to(tl.int64), units.to(tl.int64)
 
 
 @triton.jit
-def _share(table, token_position, unit_position, units, tokens, PACKED: tl.constexpr):
-    """How many tokens and head units the members at these positions have."""
-    if PACKED:
-        num_tokens, num_units = tokens + token_position * 0, units + unit_position * 0
+def _tokens_at(group, parts, position):
+    """The same of its tokens."""
+    if group.packed:
+        begin, tokens = position * parts.token_stride, parts.tokens + position * 0
     else:
-        num_tokens, num_units = row(table, token_position, ROW_TOKENS), row(table, unit_position, ROW_UNITS)
-    return num_tokens.to(tl.int64), num_units.to(tl.int64)
+        begin, tokens = row(group.table, position, ROW_TOKEN_OFFSET), row(group.table, position, ROW_TOKENS)
+    return begin.to(tl.int64), tokens.to(tl.int64)
 
 
 @triton.jit
-def _token_begin(table, position, token_stride, PACKED: tl.constexpr):
-    if PACKED:
-        begin = position * token_stride
+def row_units(group, parts, positions, FORTH: tl.constexpr):
+    """A rank sends its own tokens with the heads of the other; gathering, the tokens of the other with its own."""
+    if FORTH == parts.gather:
+        with_tokens, with_units = positions, group.index + positions * 0
     else:
-        begin = row(table, position, ROW_TOKEN_OFFSET)
-    return begin.to(tl.int64)
-
-
-@triton.jit
-def _unit_begin(table, position, units, PACKED: tl.constexpr):
-    if PACKED:
-        begin = position * units
-    else:
-        begin = row(table, position, ROW_UNIT_OFFSET)
-    return begin.to(tl.int64)
-
-
-@triton.jit
-def _rows(table, to, sender, batch, units, tokens, row_unit_bytes, GATHER: tl.constexpr, PACKED: tl.constexpr):
-    """Rows on the edge from position ``sender`` to position ``to``, and bytes of each.
-
-    Scattering, a rank sends its own tokens with the heads of the other; gathering, the tokens of the other with
-    its own heads.
-    """
-    if GATHER:
-        num_tokens, num_units = _share(table, to, sender, units, tokens, PACKED)
-    else:
-        num_tokens, num_units = _share(table, sender, to, units, tokens, PACKED)
+        with_tokens, with_units = group.index + positions * 0, positions
+    row_bytes = tl.zeros((), tl.int64)
+    for number in tl.static_range(len(parts.strides)):
+        row_bytes += parts.strides[number][4]
+    num_rows = parts.batch * _tokens_at(group, parts, with_tokens)[1]
     # Never zero bytes: a slot holds a number of rows of this size.
-    return batch * num_tokens, tl.maximum(num_units * row_unit_bytes, 1)
+    return num_rows, tl.maximum(_units_at(group, parts, with_units)[1] * row_bytes, 1)
 
 
 @triton.jit
-def _chunk(num_rows, round_rows, step, chunk, num_chunks):
-    """Rows [first, last) of a chunk, and the rows in the rounds before it."""
-    share = _ceil_div(tl.minimum(round_rows, num_rows), num_chunks)
-    before = step * round_rows
-    first = before + chunk * share
-    last = tl.minimum(tl.minimum(first + share, before + round_rows), num_rows)
-    return first, last, before
+def put_rows(group, parts, position, place, first, last):
+    row_bytes = row_units(group, parts, position, True)[1]
+    if parts.gather:
+        token_begin, row_tokens = _tokens_at(group, parts, position)
+        unit_begin, num_units = 0, _units_at(group, parts, group.index)[1]
+    else:
+        token_begin, row_tokens = 0, _tokens_at(group, parts, group.index)[1]
+        unit_begin, num_units = _units_at(group, parts, position)
+    for number in tl.static_range(len(parts.strides)):
+        source_batch, source_token, _, _, unit_bytes = parts.strides[number]
+        source = parts.addresses[number][0] + token_begin * source_token + unit_begin * unit_bytes
+        _copy_rows(
+            place, 0, row_bytes, source, source_batch, source_token,
+            row_tokens, first, last, num_units * unit_bytes, True, False, parts.width, parts.block,
+        )  # fmt: skip
+        place += num_units * unit_bytes
 
 
 @triton.jit
-def _keep_own(
-    tensors, table, index, batch, units, tokens, token_stride, program,
-    GATHER: tl.constexpr, PACKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """This program's share of the rows that stay on the rank, from strides to strides."""
-    row_tokens, num_units = _share(table, index, index, units, tokens, PACKED)
-    num_rows = batch * row_tokens
-    share = _ceil_div(num_rows, NUM_PROGRAMS)
-    first = program * share
+def take_rows(group, parts, position, place, first, last):
+    row_bytes = row_units(group, parts, position, False)[1]
+    if parts.gather:
+        token_begin, row_tokens = 0, _tokens_at(group, parts, group.index)[1]
+        unit_begin, num_units = _units_at(group, parts, position)
+    else:
+        token_begin, row_tokens = _tokens_at(group, parts, position)
+        unit_begin, num_units = 0, _units_at(group, parts, group.index)[1]
+    for number in tl.static_range(len(parts.strides)):
+        _, _, target_batch, target_token, unit_bytes = parts.strides[number]
+        target = parts.addresses[number][1] + token_begin * target_token + unit_begin * unit_bytes
+        _copy_rows(
+            target, target_batch, target_token, place, 0, row_bytes,
+            row_tokens, first, last, num_units * unit_bytes, False, True, parts.width, parts.block,
+        )  # fmt: skip
+        place += num_units * unit_bytes
+
+
+@triton.jit
+def keep_rows(group, parts):
+    unit_begin, num_units = _units_at(group, parts, group.index)
+    token_begin, row_tokens = _tokens_at(group, parts, group.index)
+    num_rows = parts.batch * row_tokens
+    share = (num_rows + tl.num_programs(0) - 1) // tl.num_programs(0)
+    first = tl.program_id(0) * share
     last = tl.minimum(first + share, num_rows)
-    for tensor in tl.static_range(len(tensors)):
-        source, source_batch, source_token, target, target_batch, target_token, unit_bytes = tensors[tensor]
-        unit_offset = _unit_begin(table, index, units, PACKED) * unit_bytes
-        token_begin = _token_begin(table, index, token_stride, PACKED)
-        if GATHER:
+    for number in tl.static_range(len(parts.strides)):
+        source, target = parts.addresses[number]
+        source_batch, source_token, target_batch, target_token, unit_bytes = parts.strides[number]
+        if parts.gather:
             source += token_begin * source_token
-            target += unit_offset
+            target += unit_begin * unit_bytes
         else:
-            source += unit_offset
+            source += unit_begin * unit_bytes
             target += token_begin * target_token
         _copy_rows(
             target, target_batch, target_token, source, source_batch, source_token,
-            row_tokens, first, last, num_units * unit_bytes, False, False, WIDTH, BLOCK,
+            row_tokens, first, last, num_units * unit_bytes, False, False, parts.width, parts.block,
         )  # fmt: skip
 
 
@@ -328,14 +225,14 @@ def _copy_rows(
 ):  # fmt: skip
     """Copy rows [first, last). Row ``i`` is token ``i % row_tokens`` of batch element ``i // row_tokens``.
 
-    Where the rows are packed (the target with ``PACK``, the source with ``UNPACK``) row ``i`` is at ``i`` times
-    the token stride. ``row_bytes`` and all addresses are multiples of ``WIDTH``; consecutive threads copy
-    consecutive pieces of that size.
+    Where the rows are packed (the target with ``PACK``, the source with ``UNPACK``) the first one is at the
+    address itself, and each of the others the token stride behind the one before. ``row_bytes`` and all addresses
+    are multiples of ``WIDTH``; consecutive threads copy consecutive pieces of that size.
     """
     DTYPE: tl.constexpr = tl.int64 if WIDTH == 16 else (tl.int32 if WIDTH == 4 else tl.int8)
     LANES: tl.constexpr = 2 if WIDTH == 16 else 1
-    # Of bytes as many as of words: each costs a thread the registers of two addresses.
-    TURN: tl.constexpr = BLOCK // WIDTH if WIDTH > 1 else BLOCK // 4
+    # As many accesses a turn whatever the width: each costs a thread the registers of two addresses.
+    TURN: tl.constexpr = BLOCK // 16
     # Rows and pieces of a chunk fit into 32 bits, which divide much faster than 64.
     pieces = tl.maximum(row_bytes // WIDTH, 1).to(tl.int32)
     num_pieces = (tl.maximum(last - first, 0) * (row_bytes // WIDTH)).to(tl.int32)
@@ -343,15 +240,16 @@ def _copy_rows(
     lanes = tl.arange(0, LANES)[None, :]
     for begin in range(0, num_pieces, TURN):
         piece = begin + tl.arange(0, TURN)
-        index = first_row + piece // pieces
+        ordinal = piece // pieces
         column = piece % pieces * WIDTH
+        index = first_row + ordinal
         batches, token = index // row_tokens, index % row_tokens
         if UNPACK:
-            source_row = source + index * source_token + column
+            source_row = source + ordinal * source_token + column
         else:
             source_row = source + batches * source_batch + token * source_token + column
         if PACK:
-            target_row = target + index * target_token + column
+            target_row = target + ordinal * target_token + column
         else:
             target_row = target + batches * target_batch + token * target_token + column
         mask = (piece < num_pieces)[:, None]

@@ -5,32 +5,27 @@ A test compares this list with what was launched.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gfdit.kernels.barrier import barrier
 from gfdit.kernels.compiled import Variant
-from gfdit.kernels.launch import block_bytes
+from gfdit.kernels.launch import BULK, FEW_WIDTHS, ONE_WARP, ROWS, SMALL, TILED, WIDTHS, LaunchShape, block_bytes
 from gfdit.kernels.low_latency import PAYLOAD_WIDTHS, tile_pairs
 from gfdit.kernels.low_latency_all_reduce import DTYPES, low_latency_all_reduce
 from gfdit.kernels.low_latency_broadcast import low_latency_pull, low_latency_push
 from gfdit.kernels.low_latency_exchange import low_latency_exchange
-from gfdit.kernels.members import MAX_PACKED
+from gfdit.kernels.members import MAX_PACKED, block_size, vector_size
 from gfdit.kernels.multicast_all_gather import multicast_all_gather
 from gfdit.kernels.multicast_broadcast import multicast_pull, multicast_push
 from gfdit.kernels.pull_exchange import DIRECT_PULL, DIRECT_PUSH, STAGED_PULL, pull_exchange
 from gfdit.kernels.push_exchange import push_exchange
 from gfdit.kernels.recv import recv
 from gfdit.kernels.send import send
-from gfdit.kernels.tma_copy import tile_bytes
-from gfdit.kernels.ulysses_exchange import ulysses_exchange
+from gfdit.kernels.ulysses_exchange import Strides, ulysses_exchange
 
-# Widths of ``launch.common_width``.
-WIDTHS = (16, 4, 1)
 # Attention exchanges query, key and value together where their shapes agree, else some of them alone.
 _HEAD_TENSORS = (1, 2, 3)
-_ROW_FIELDS = 7
 
 
 def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Variant]:
@@ -38,50 +33,47 @@ def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Va
 
     ``ptx``: on a GPU. ``hopper``: which has tiles and multicast, or there is none.
     """
-    for group, packed in vector_blocks(world_size):
-        yield from _group_variants(group, packed, ptx, hopper)
-    for packed, width in itertools.product((True, False), WIDTHS):
-        for kernel in (recv, multicast_pull) if hopper else (recv,):
-            yield Variant.of(kernel, PACKED=packed, WIDTH=width, BLOCK=block_bytes(ptx), PTX=ptx)
-    for group, packed in group_blocks(world_size):
-        yield from _low_latency_variants(group, packed, ptx)
 
+    sizes = sorted({block_size(size) for size in range(1, world_size + 1)})
+    # Members come by value, or in a table if there are many; and in a table if their parts differ.
+    by_value = {"PACKED": True}
+    ways = [by_value] if sizes[0] <= MAX_PACKED else []
+    ways += [{"PACKED": False}] if world_size > MAX_PACKED else []
+    with_parts = [*ways, {"PACKED": False}] if world_size <= MAX_PACKED else ways
 
-def _group_variants(group: int, packed: bool, ptx: bool, hopper: bool) -> Iterator[Variant]:
-    group_fields: dict[str, Any] = {"GROUP": group, "PACKED": packed, "PTX": ptx}
-    yield Variant.of(barrier, num_warps=1, **group_fields)
+    def variants(
+        kernel: Any, shape: LaunchShape, ways: Sequence[dict[str, Any]], **constants: Any
+    ) -> Iterator[Variant]:
+        """In all ``ways``, for vectors of all sizes that there may be."""
+        if "BLOCK" not in constants and shape.turn_bytes:
+            constants["BLOCK"] = block_bytes(shape, ptx)
+        tuples = constants.pop("tuples", ())
+        for way in ways:
+            for group in sorted({vector_size(size, shape.num_warps, ptx) for size in sizes}):
+                yield Variant.of(
+                    kernel, num_warps=shape.num_warps, tuples=tuples, GROUP=group, **way, **constants, PTX=ptx
+                )
+
+    yield from variants(barrier, ONE_WARP, ways)
+    for way in with_parts:
+        for width in WIDTHS if way is by_value else FEW_WIDTHS:
+            yield from variants(push_exchange, BULK, [way], TMA=False, WIDTH=width)
+            for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
+                yield from variants(pull_exchange, BULK, [way], KIND=kind.value, WIDTH=width)
+        if hopper:
+            yield from variants(push_exchange, TILED, [way], TMA=True, WIDTH=16)
     for width in WIDTHS:
-        common = group_fields | {"WIDTH": width, "BLOCK": block_bytes(ptx)}
-        yield Variant.of(push_exchange, TMA=False, **common)
-        for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
-            yield Variant.of(pull_exchange, KIND=kind.value, **common)
-        for kernel in (send, multicast_all_gather, multicast_push) if hopper else (send,):
-            yield Variant.of(kernel, **common)
-        for gather in (False, True):
-            for num_tensors in (1,) if gather else _HEAD_TENSORS:
-                tuples = ((_ROW_FIELDS,) * num_tensors,)
-                yield Variant.of(ulysses_exchange, tuples=tuples, GATHER=gather, NUM_PROGRAMS=1, **common)
-    if hopper:
-        yield Variant.of(push_exchange, TMA=True, WIDTH=16, BLOCK=tile_bytes(ptx), **group_fields)
-
-
-def _low_latency_variants(group: int, packed: bool, ptx: bool) -> Iterator[Variant]:
-    for width in PAYLOAD_WIDTHS:
-        common: dict[str, Any] = {"WIDTH": width, "BLOCK": tile_pairs(group, ptx), "PTX": ptx}
-        yield Variant.of(low_latency_exchange, GROUP=group, PACKED=packed, **common)
-        yield Variant.of(low_latency_push, GROUP=group, PACKED=packed, **common)
-        yield Variant.of(low_latency_pull, PACKED=packed, **common)
-        for dtype in DTYPES.values() if packed else ():
-            yield Variant.of(low_latency_all_reduce, GROUP=group, DTYPE=dtype, **common)
-
-
-def vector_blocks(world_size: int) -> list[tuple[int, bool]]:
-    """(GROUP, PACKED) for kernels that use ``Members.vector_size``, which hides the size of small groups."""
-    return list(dict.fromkeys((max(size, 32), packed) for size, packed in group_blocks(world_size)))
-
-
-def group_blocks(world_size: int) -> list[tuple[int, bool]]:
-    """(GROUP, PACKED) of every group of a world: powers of two; any group may come with a table."""
-    largest = 1 << (world_size - 1).bit_length()
-    sizes = [1 << power for power in range(largest.bit_length())]
-    return [(size, packed) for size in sizes for packed in (True, False) if not packed or size <= MAX_PACKED]
+        for kernel in (send, recv, *((multicast_all_gather, multicast_push, multicast_pull) if hopper else ())):
+            yield from variants(kernel, BULK, ways, WIDTH=width)
+    for width in FEW_WIDTHS:
+        for gather, num_tensors in ((True, 1), *((False, number) for number in _HEAD_TENSORS)):
+            tuples = ((2,) * num_tensors, (len(Strides._fields),) * num_tensors)
+            yield from variants(ulysses_exchange, ROWS, with_parts, tuples=tuples, GATHER=gather, WIDTH=width)
+    for size in sizes:
+        for width in PAYLOAD_WIDTHS:
+            its_way, common = [{"PACKED": size <= MAX_PACKED}], {"WIDTH": width, "BLOCK": tile_pairs(size, ptx)}
+            yield from variants(low_latency_exchange, SMALL, its_way, SIZE=size, **common)
+            yield from variants(low_latency_push, SMALL, its_way, SIZE=size, **common)
+            yield from variants(low_latency_pull, SMALL, its_way, **common)
+            for dtype in DTYPES.values() if size <= MAX_PACKED else ():
+                yield from variants(low_latency_all_reduce, SMALL, [{}], SIZE=size, DTYPE=dtype, **common)

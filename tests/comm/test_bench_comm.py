@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from gfdit.cli.main import main
 from gfdit.comm.choice import Path as DataPath
 from gfdit.comm.heap import Operation
+from gfdit.comm.host_share import BLOCKS, host_calls, without_kernels
 from gfdit.comm.selector_table import SelectorTable
 
 
@@ -57,3 +61,29 @@ def test_mistakes_are_one_clear_line(argv: list[str], message: str, capsys: pyte
     assert main(["bench", "comm", *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gfdit bench: error: ") and message in error and error.count("\n") == 1
+
+
+def test_what_a_collective_costs_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "comm", "--host", "--rounds", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "kernels replaced by nothing" in head
+    assert len(lines) == 9 and all(" us of the host (" in line for line in lines)
+
+
+def test_a_planned_collective_takes_few_calls_of_python() -> None:
+    """However fast the machine is."""
+    with without_kernels() as comm:
+        for name, call in host_calls(comm).items():
+            call()
+            assert num_calls(call) <= (60 * 2 * BLOCKS if "blocks" in name else 60), name
+
+
+def num_calls(call: Callable[[], object]) -> int:
+    """Functions that are called, of Python and of C."""
+    events = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: events.update([event]))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return events["call"] + events["c_call"]

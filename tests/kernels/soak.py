@@ -34,7 +34,7 @@ def take_a_random_path(comm: GroupFreeComm, number: int) -> None:
         possible = [path for path in paths if selector._is_possible(path, situation)]
         return Choice(plan.choice(possible), plan.choice(CHUNK_BYTES), plan.randint(1, 3))
 
-    selector.choose = choose
+    selector.force(choose)
 
 
 def kernels_in_pieces(comm: GroupFreeComm, seed: int, num_collectives: int, piece_size: int) -> list[Piece]:

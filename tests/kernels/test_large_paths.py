@@ -25,7 +25,7 @@ SIZES = {"slot_bytes": 4096, "export_bytes": 8192, "multicast_bytes": 2048, "scr
 
 def force(comm: GroupFreeComm, path: Path, num_programs: int = 1, chunk_bytes: int = 2048) -> None:
     transport: Any = comm._transport
-    transport.selector.choose = lambda situation: Choice(path, chunk_bytes, num_programs)
+    transport.selector.force(lambda situation: Choice(path, chunk_bytes, num_programs))
 
 
 class Operations:
@@ -187,11 +187,15 @@ def chosen_paths(comm: GroupFreeComm) -> list[str]:
 
     taken: list[str] = []
     for path, kind in exchange_paths.PATHS.items():
-        run = kind.run
 
-        def noted(exchange: Any, run: Any = run, path: Path = path) -> None:
-            taken.append(path)
-            run(exchange)
+        def noted(exchange: Any, plan: Any = kind.plan, path: Path = path) -> Any:
+            run = plan(exchange)
+
+            def noting(*arguments: Any) -> None:
+                taken.append(path)
+                run(*arguments)
+
+            return noting
 
         exchange_paths.PATHS[path] = exchange_paths.ExchangePath(noted, kind.obstacle)  # type: ignore[index]
     group = comm.group((0, 1))

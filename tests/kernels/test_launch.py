@@ -12,7 +12,7 @@ from gfdit.comm import GroupFreeComm
 from tests.comm.worlds import open_world
 from tests.kernels.worlds import InterpretedHeap
 
-CONSTANTS: dict[str, Any] = {"GROUP": 32, "PACKED": True, "TMA": False, "WIDTH": 16, "BLOCK": 8192, "PTX": True}
+CONSTANTS: dict[str, Any] = {"GROUP": 256, "PACKED": True, "TMA": False, "WIDTH": 16, "BLOCK": 65536, "PTX": True}
 
 
 class RecordingLoader:
@@ -41,38 +41,42 @@ def warm_launcher(*, strict: bool = False):
 
 
 def test_a_warm_launcher_compiles_nothing_whatever_the_values() -> None:
+    from gfdit.kernels.launch import BULK
     from gfdit.kernels.push_exchange import push_exchange
 
     launcher, loader = warm_launcher(strict=True)
     num_loaded = len(loader.loaded)
+    launch = launcher.prepare(push_exchange, 3, BULK, **CONSTANTS)
     for value in (0, 1, 16, 17, 2**31, 2**40, -1):
-        launcher.launch(push_exchange, 3, (None, value, value), 4, CONSTANTS)
+        launch(None, value, value)
     assert len(loader.loaded) == num_loaded and not launcher.late
-    assert loader.enqueued[0] == (3, (None, 0, 0, 32, True, False, 16, 8192, True))
+    assert loader.enqueued[0] == (3, (None, 0, 0, 256, True, False, 16, 65536, True))
 
 
 def test_an_unknown_variant_is_recorded_or_refused() -> None:
+    from gfdit.kernels.launch import BULK, LaunchShape
     from gfdit.kernels.push_exchange import push_exchange
 
     launcher, loader = warm_launcher()
     for _ in range(2):
-        launcher.launch(push_exchange, 1, (), 4, {**CONSTANTS, "BLOCK": 12345})
+        launcher.prepare(push_exchange, 1, BULK, **{**CONSTANTS, "BLOCK": 12345})()
     assert [dict(variant.constants)["BLOCK"] for variant in launcher.late] == [12345]
     assert len(loader.enqueued) == 2
     launcher, loader = warm_launcher(strict=True)
     with pytest.raises(RuntimeError, match=r"not compiled before serving: push_exchange\(.*BLOCK=12345"):
-        launcher.launch(push_exchange, 1, (), 4, {**CONSTANTS, "BLOCK": 12345})
-    with pytest.raises(RuntimeError, match="num_warps=8"):
-        launcher.launch(push_exchange, 1, (), 8, CONSTANTS)
+        launcher.prepare(push_exchange, 1, BULK, **{**CONSTANTS, "BLOCK": 12345})
+    with pytest.raises(RuntimeError, match="num_warps=16"):
+        launcher.prepare(push_exchange, 1, LaunchShape(16), **CONSTANTS)
     assert not loader.enqueued
 
 
 def test_constants_in_another_order_are_our_mistake() -> None:
+    from gfdit.kernels.launch import BULK
     from gfdit.kernels.push_exchange import push_exchange
 
     launcher, _ = warm_launcher()
     with pytest.raises(TypeError, match="in the order"):
-        launcher.launch(push_exchange, 1, (), 4, dict(reversed(CONSTANTS.items())))
+        launcher.prepare(push_exchange, 1, BULK, **dict(reversed(CONSTANTS.items())))
 
 
 def test_types_do_not_depend_on_values() -> None:
@@ -86,18 +90,19 @@ def test_types_do_not_depend_on_values() -> None:
     # The launcher appends the constants to the arguments.
     assert tuple(types)[-len(CONSTANTS) :] == tuple(CONSTANTS) == constant_names(push_exchange)
     constants = {name: value for name, value in CONSTANTS.items() if name != "TMA"}
-    heads = Variant.of(ulysses_exchange, tuples=((7, 7),), GATHER=False, NUM_PROGRAMS=1, **constants)
-    assert signature(heads)["tensors"] == (("i64",) * 7,) * 2
+    heads = Variant.of(ulysses_exchange, tuples=((2, 2), (5, 5)), GATHER=False, **constants)
+    assert signature(heads)["addresses"] == (("i64",) * 2,) * 2
+    assert signature(heads)["strides"] == (("i64",) * 5,) * 2
     with pytest.raises(TypeError, match="takes the constants"):
         Variant.of(push_exchange, GROUP=4)
 
 
 def test_without_a_gpu_and_without_the_interpreter_there_is_one_clear_line() -> None:
-    from gfdit.kernels.launch import Launcher
+    from gfdit.kernels.launch import BULK, Launcher
     from gfdit.kernels.push_exchange import push_exchange
 
     with pytest.raises(RuntimeError, match="set TRITON_INTERPRET=1"):
-        Launcher().launch(push_exchange, 1, (), 4, {**CONSTANTS, "PTX": False})
+        Launcher().prepare(push_exchange, 1, BULK, **{**CONSTANTS, "PTX": False})
 
 
 def every_operation(comm: GroupFreeComm, without_tables: bool) -> tuple[list[str], int]:
@@ -142,8 +147,11 @@ def test_the_list_of_variants_is_complete(without_tables: bool) -> None:
 
 
 def test_every_group_size_of_a_world_has_its_variant() -> None:
-    from gfdit.kernels.variants import group_blocks
+    from gfdit.kernels.variants import all_variants
 
-    assert [size for size, packed in group_blocks(8) if packed] == [1, 2, 4, 8]
-    assert [size for size, packed in group_blocks(72) if packed] == [1, 2, 4, 8, 16]
-    assert max(size for size, packed in group_blocks(72) if not packed) == 128
+    def sizes(world_size: int, packed: bool) -> set[object]:
+        constants = [dict(variant.constants) for variant in all_variants(world_size, ptx=True)]
+        return {each["SIZE"] for each in constants if "SIZE" in each and each.get("PACKED", True) is packed}
+
+    assert sizes(8, True) == {2, 4, 8} and not sizes(8, False)
+    assert sizes(72, True) == {2, 4, 8, 16} and sizes(72, False) == {32, 64, 128}

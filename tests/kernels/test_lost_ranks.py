@@ -137,14 +137,14 @@ class OwnTime:
     def now_s(self) -> float:
         return int(self._thread.now_ns) / 1e9
 
-    def _look(self, lane: Any, clock: Any, deadline: Any, *args: Any) -> Any:
+    def _look(self, opened: Any, deadline: Any) -> Any:
         """Time passes when the victim is lost and the other survivor, if it takes part, waits as hopelessly."""
         if hasattr(self._thread, "now_ns") and os.path.exists(self._last_words):
             handover = self._thread.handover
             # A deadline is made once for each wait.
             if handover is None or handover.look(deadline):
                 self._thread.now_ns += int(LOOK_S * 1e9)
-        return self._look_around(lane, clock, deadline, *args)
+        return self._look_around(opened, deadline)
 
 
 def survivor(comm: GroupFreeComm, last_words: str) -> tuple[dict[str, tuple[float, CommError]], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from tests.comm.test_collectives import (
     check_all_gather,
     check_all_to_all,
     check_broadcast,
-    check_uneven_all_to_all,
 )
 from tests.comm.worlds import open_world, random_bytes, same_bits, stale
 from tests.kernels.worlds import InterpretedHeap
@@ -122,22 +122,20 @@ def mixed_paths(comm: GroupFreeComm) -> int:
 
 
 def chosen_by_hand(comm: GroupFreeComm) -> int:
-    """Several programs, more than one turn each, and uneven parts, which the selector leaves to other paths."""
+    """Several programs, more than one turn each."""
     from gfdit.comm.choice import Choice, Path
 
-    transport = comm._transport
-    chosen = transport.selector.choose
+    selector: Any = comm._transport.selector
     group = comm.group((3, 0, 2, 1))
     for num_programs in (1, 3):
-        transport.selector.choose = lambda situation, number=num_programs: Choice(Path.LOW_LATENCY, 0, number)
+        selector.force(lambda situation, number=num_programs: Choice(Path.LOW_LATENCY, 0, number))
         for key, num_bytes in enumerate((0, 60_000)):
             check_all_gather(comm, group, (num_bytes,), torch.uint8, key)
             check_sum(comm, group.ranks, num_bytes // 4, FLOATS[key], key)
             x = random_bytes(num_bytes, key, 2) if comm.rank == 2 else stale((num_bytes,), torch.uint8)
             comm.broadcast(x, 2, group)
             assert same_bits(x, random_bytes(num_bytes, key, 2))
-        check_uneven_all_to_all(comm, group, num_programs)
-    transport.selector.choose = chosen
+    selector.force(None)
     return num_programs
 
 
@@ -157,7 +155,7 @@ def run_all(comm: GroupFreeComm) -> dict[str, tuple[int, Counter]]:
     from gfdit.kernels.variants import all_variants
 
     launcher.warm_up(all_variants(comm.world_size, ptx=False))
-    selector = comm._transport.selector
+    selector: Any = comm._transport.selector
     choose, results = selector.choose, {}
     for program in PROGRAMS:
         paths: Counter = Counter()
@@ -168,6 +166,7 @@ def run_all(comm: GroupFreeComm) -> dict[str, tuple[int, Counter]]:
             return choice
 
         selector.choose = counted
+        selector.version += 1
         results[program.__name__] = (program(comm), paths)
     assert not launcher.late, launcher.late
     return results

@@ -88,7 +88,7 @@ def same_flag_every_time(edits: Edits) -> None:
 def no_wait_for_pairs(edits: Edits) -> None:
     """The token alone is taken for the arrival."""
     edits.replace("_flags", lambda flags: lambda instances: instances * 0, FORMAT)
-    edits.replace("load_pairs", lambda load: lambda *args: [words & (2**32 - 1) for words in load(*args)], FORMAT)
+    edits.replace("spin_pairs", lambda load: lambda *args: [words & (2**32 - 1) for words in load(*args)], FORMAT)
 
 
 def no_credit(edits: Edits) -> None:

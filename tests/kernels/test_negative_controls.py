@@ -17,8 +17,8 @@ from tests.comm.test_negative_controls import one_way_rounds, two_way_rounds
 from tests.comm.worlds import random_bytes, same_bits, stale
 from tests.kernels.trials import Edits, Trial, check_trials
 
-PUSH, SEND, RECV = (f"gfdit.kernels.{name}" for name in ("push_exchange", "send", "recv"))
-INSTANCES = "gfdit.kernels.instances"
+ROUNDS, SEND, RECV = (f"gfdit.kernels.{name}" for name in ("slot_rounds", "send", "recv"))
+EDGES, PUSH = "gfdit.kernels.edges", "gfdit.kernels.push_exchange"
 # The interpreter runs the programs of a launch in turn: a second one would keep the peers in step.
 BY_SLOTS = Choice(Path.PUSH, 2048, num_programs=1)
 
@@ -36,17 +36,17 @@ def long_messages(comm: GroupFreeComm) -> str:
 
 def before_looking(edits: Edits) -> None:
     """Rank 1 is late to look for a token: rank 0 publishes as many as it may."""
-    edits.hold_up(1, "observe", PUSH, RECV)
+    edits.hold_up(1, "observe", ROUNDS, RECV)
 
 
 def before_reading(edits: Edits) -> None:
     """Rank 1 is held up between seeing a token and reading the payload: rank 0 gets as far ahead as it may."""
-    edits.hold_up(1, "observe", PUSH, RECV, after=True)
+    edits.hold_up(1, "observe", ROUNDS, RECV, after=True)
 
 
 def before_the_token(edits: Edits) -> None:
     """Rank 0 is held up between a payload and its token: rank 1 reads ahead as far as it is let."""
-    edits.hold_up(0, "publish", PUSH, SEND)
+    edits.hold_up(0, "publish", ROUNDS, SEND)
 
 
 def one_slot(edits: Edits) -> None:
@@ -55,12 +55,12 @@ def one_slot(edits: Edits) -> None:
     def first_slot(data_slot: Any) -> Callable[..., Any]:
         return lambda lane, owner, peer, slot: data_slot(lane, owner, peer, slot * 0)
 
-    edits.replace("data_slot", first_slot, PUSH, SEND, RECV)
+    edits.replace("data_slot", first_slot, ROUNDS, SEND, RECV)
 
 
 def one_slot_for_tokens(edits: Edits) -> None:
     """When rank 1 looks for a token, that of the next instance is in its place."""
-    edits.replace("signal", lambda real: lambda line, slot, chunk: real(line, slot * 0, chunk), INSTANCES)
+    edits.replace("signal", lambda real: lambda line, slot, chunk: real(line, slot * 0, chunk), EDGES)
 
 
 def reused_token(edits: Edits) -> None:
@@ -68,7 +68,7 @@ def reused_token(edits: Edits) -> None:
     edits.replace(
         "make_token",
         lambda real: lambda digest, generation, instance: real(digest, generation, instance * 0 + 1),
-        INSTANCES,
+        EDGES,
     )
 
 
@@ -76,7 +76,7 @@ def missing_wait(edits: Edits) -> None:
     """Rank 1 reads all that rank 0 is to publish while rank 0 is held up with the first of it."""
     import triton.language as tl
 
-    edits.replace("observe", lambda real: lambda *args: tl.full((), 1, tl.int32), PUSH, RECV)
+    edits.replace("observe", lambda real: lambda *args: tl.full((), 1, tl.int32), ROUNDS, RECV)
 
 
 def missing_credit(edits: Edits) -> None:
@@ -130,7 +130,7 @@ def token_before_payload(edits: Edits) -> None:
         return publish_first
 
     edits.replace("copy_bytes", deferred, PUSH, SEND)
-    edits.replace("publish", too_early, PUSH, SEND)
+    edits.replace("publish", too_early, ROUNDS, SEND)
 
 
 REAL = tuple(

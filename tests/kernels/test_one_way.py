@@ -29,7 +29,7 @@ def run_all(world_size: int, fn: Callable[..., Any], *args: Any, **options: Any)
 
 def always(comm: GroupFreeComm, choice: Choice) -> None:
     """All operations of the lane by one path."""
-    comm._transport.selector.choose = lambda situation: choice
+    comm._transport.selector.force(lambda situation: choice)
 
 
 def transfer(comm: GroupFreeComm, ranks: tuple[int, ...], num_bytes: int, shift: int, key: int) -> None:
@@ -64,25 +64,29 @@ def through_a_table(comm: GroupFreeComm) -> None:
     """As in groups too large to travel by value."""
     from gfdit.comm import kernel_transport
 
-    kernel_transport.MAX_PACKED = 1
+    kernel_transport.MAX_PACKED, make_table, num_tables = 1, comm._transport._table, 0
+
+    def counted(rows: Any) -> torch.Tensor:
+        nonlocal num_tables
+        num_tables += 1
+        return make_table(rows)
+
+    comm._transport._table = counted
     for key in range(3):
         transfer(comm, (1, 2, 0), 3000, 0, key)
-    assert comm._transport._tables, "no table was written"
+    assert num_tables == 1
 
 
 def through_many_tables(comm: GroupFreeComm) -> list[int]:
-    """How many are kept after each of some groups, of which the first comes again and again."""
-    from gfdit.comm import kernel_transport
+    """How many plans, each with its table, are kept after each of some groups."""
+    from gfdit.comm import group_free_comm, kernel_transport
 
     kernel_transport.MAX_PACKED = 1
-    kernel_transport.MAX_TABLES = 4
-    tables, groups, kept, of_first = comm._transport._tables, list(permutations(range(3))), [], []
+    group_free_comm.MAX_PLANS = 4
+    kept = []
     for key in (0, 1, 2, 0, 3, 4, 0, 5, 1, 0):
-        transfer(comm, groups[key], 16, 0, key)
-        kept.append(len(tables))
-        if key == 0:
-            of_first.append(next(reversed(tables.values())))
-    assert all(table is of_first[0] for table in of_first), "a table in use was dropped"
+        transfer(comm, list(permutations(range(3)))[key], 16, 0, key)
+        kept.append(len(comm._plans))
     return kept
 
 
@@ -99,7 +103,7 @@ def test_a_table_instead_of_packed_ranks() -> None:
     assert run_all(3, through_a_table, slot_bytes=SLOT_BYTES) == [None] * 3
 
 
-def test_the_last_tables_used_are_kept_and_no_more() -> None:
+def test_plans_are_kept_and_not_too_many() -> None:
     assert run_all(3, through_many_tables, slot_bytes=SLOT_BYTES) == [[1, 2, 3, 3, 4, 4, 4, 4, 4, 4]] * 3
 
 

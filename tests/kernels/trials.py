@@ -117,11 +117,12 @@ def count_looks(handover: Handover) -> None:
 
     from gfdit.kernels import edges, low_latency
 
-    look_around, timed_out = edges.look_around, 1
+    look_around, late = edges.look_around, edges.LATE.value
 
-    def look(lane: Any, clock: Any, deadline: Any, *args: Any) -> Any:
+    def look(opened: Any, deadline: Any) -> Any:
         # A deadline is made once for each wait.
-        return timed_out if handover.look(wait=deadline) else look_around(lane, clock, deadline, *args)
+        states = look_around(opened, deadline)
+        return tl.maximum(states, late) if handover.look(wait=deadline) else states
 
     for module in (edges, low_latency):
         module.look_around = look
