@@ -48,7 +48,9 @@ MB = 1 << 20
 # The RSS of a worker rises and falls with what it keeps of freed memory. It is to stay below what it is with
 # nothing kept, and this: what may be kept, and what one task works with.
 ABOVE_MB = KEPT_BYTES / MB + 512.0
-WITH_NOTHING_KEPT = "RSS with nothing kept"
+WITH_NOTHING_KEPT = "own memory with nothing kept"
+# Of what is mapped, pages are resident once they were touched: at most all of them.
+MAPPED = "mapped"
 
 Caches = dict[str, tuple[int, int | None]]
 """(entries, limit) of every ``functools.lru_cache`` of modules and their classes, by name."""
@@ -115,10 +117,10 @@ def judge(all_series: dict[str, Series], run_s: float) -> dict[str, dict[str, An
     for name, series in all_series.items():
         found, (process, _, quantity) = growth(series, run_s), name.partition(": ")
         verdict = "flat" if found.flat else "grows"
-        if quantity in ("PSS", "kept of what was freed"):
+        if quantity in ("PSS", "kept of what was freed", MAPPED):
             verdict = ""
         elif quantity == "RSS" and (with_nothing_kept := all_series.get(f"{process}: {WITH_NOTHING_KEPT}")):
-            limit = with_nothing_kept.values[-1] + ABOVE_MB
+            limit = with_nothing_kept.values[-1] + all_series[f"{process}: {MAPPED}"].values[-1] + ABOVE_MB
             verdict = f"{'below' if max(series.values) <= limit else 'above'} {limit:.0f}"
         numbers = {key: round(value, 2) for key, value in asdict(found).items()}
         judged[name] = {"unit": series.unit, "verdict": verdict, **numbers, "by_minute": series.by_minute()}
@@ -143,10 +145,10 @@ class Extension:
                         found[f"{value.__module__}.{value.__qualname__}"] = info.currsize, info.maxsize
         return found
 
-    def resident_with_nothing_kept(self) -> int:
-        """Bytes."""
-        FreedMemory()  # gives back what is kept
-        return psutil.Process().memory_info().rss
+    def resident_with_nothing_kept(self) -> tuple[int, int]:
+        """Bytes of its own, and of what is mapped: files and what ranks share, as far as they were touched."""
+        own_bytes = FreedMemory().measure().resident_bytes  # gives back what is kept
+        return own_bytes, psutil.Process().memory_info().rss - own_bytes
 
 
 class Sampler:
@@ -184,8 +186,9 @@ class Sampler:
 
     async def give_back(self) -> None:
         """What is left of workers when they give back all they keep, and what is in their caches."""
-        for rank, num_bytes in enumerate(await self._call("resident_with_nothing_kept")):
-            self._add(f"worker {rank}: {WITH_NOTHING_KEPT}", "MB", num_bytes / MB)
+        for rank, (own_bytes, mapped_bytes) in enumerate(await self._call("resident_with_nothing_kept")):
+            self._add(f"worker {rank}: {WITH_NOTHING_KEPT}", "MB", own_bytes / MB)
+            self._add(f"worker {rank}: {MAPPED}", "MB", mapped_bytes / MB)
         self.caches.append(largest(await self._call("python_caches")))
 
     async def _sample(self) -> None:
@@ -414,8 +417,9 @@ def markdown(report: dict[str, Any]) -> str:
         f"mean of the last third gains on that of the one before, are at most {allowed}.",
         "The RSS of workers rises and falls with what they keep of freed memory. It is to be flat with nothing",
         "kept, which is looked at when a third of the run is over, two, and all of it, and never to be more than",
-        f"{ABOVE_MB:.0f} MB above that: what may be kept, and room for a task. PSS is not judged: it changes when",
-        "others begin and end that share pages.",
+        f"{ABOVE_MB:.0f} MB above that and what is mapped: what may be kept, and room for a task. Not judged:",
+        "what is mapped, whose pages are resident once they were touched, so that it ends at the size of that;",
+        "and PSS, which changes when others begin and end that share pages.",
         "",
         f"**{'Flat' if is_good(report) else 'Not flat, or with surprises'}.**",
         "",
