@@ -50,4 +50,7 @@ def _all_shapes(
     rows = rows.to(comm.device)
     gathered = rows.new_empty((len(group), *rows.shape))
     comm.all_gather_into_tensor(gathered, rows, group)
-    return gathered if group.index else gathered.cpu()
+    if group.index:
+        return gathered
+    comm.synchronize()  # sizes that did not arrive are anything
+    return gathered.cpu()

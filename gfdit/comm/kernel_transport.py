@@ -20,6 +20,7 @@ import torch
 
 from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_digest, make_token
 from gfdit.comm.choice import Choice, Path, Situation
+from gfdit.comm.cuda_setup import new_stream
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
 from gfdit.comm.exchange_paths import PATHS, Run, is_hopper
@@ -60,7 +61,7 @@ class KernelTransport:
         self._busy = threading.Lock()
         self._checking = threading.Lock()  # a lane and the monitor of its device may both check
         self._failures = KernelFailures(self._rank, lane, self._state, timeout_s)
-        self._side_stream = torch.cuda.Stream(heap.device) if self._state.on_gpu else None
+        self._side_stream = new_stream(heap.device, urgent=True) if self._state.on_gpu else None
         # Of an agreement, the host knows the generation.
         self._agreements = {peer: EdgeAgreement() for peer in range(heap.world_size) if peer != self._rank}
 

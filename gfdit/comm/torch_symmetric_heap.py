@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from gfdit.comm.cuda_setup import prepare_process
 from gfdit.comm.heap import Transport
 from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor, Lanes
 from gfdit.comm.heap_tensors import HeapTensors
@@ -41,6 +42,7 @@ class TorchSymmetricHeap:
         ``sizes``: as of ``SharedMemoryHeap.create``, by default ``DEVICE_SIZES``. Raises ValueError, in one clear
         line, on bad arguments and if this machine cannot do it.
         """
+        prepare_process()
         check_devices(world_size)
         descriptor = HeapDescriptor.make("torch_symmetric", world_size, lanes, **{**DEVICE_SIZES, **sizes})
         file, path = tempfile.mkstemp(prefix="gfdit-rendezvous-")
@@ -53,6 +55,7 @@ class TorchSymmetricHeap:
 
         Every rank calls it at the same time. Raises ValueError as ``create`` does.
         """
+        prepare_process()
         descriptor.check_rank(rank)
         check_devices(descriptor.world_size)
         check_peer_access(rank, descriptor.world_size)

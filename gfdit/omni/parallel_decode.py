@@ -86,6 +86,7 @@ class TileExecutor(DistributedVaeExecutor):
         comm, group = self._scope.comm, self._scope.decode
         shape = torch.empty(z.ndim, dtype=torch.int64, device=z.device)
         comm.broadcast(shape, group.ranks[0], group)
+        comm.synchronize()  # a shape that did not arrive is anything
         result = z.new_empty(shape.tolist(), dtype=decoded[0].dtype if decoded else z.dtype)
         if broadcast_result:
             comm.broadcast(result, group.ranks[0], group)

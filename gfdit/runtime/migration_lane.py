@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from gfdit.comm import CommError, GroupFreeComm
+from gfdit.comm.cuda_setup import new_stream
 from gfdit.core.commands import FreeArtifacts, Migrate, ResetEdges
 from gfdit.core.events import EdgesReset, MigrationFinished
 from gfdit.migration.transfer import MigrationError, migrate
@@ -175,4 +176,4 @@ def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object
     if device.type != "cuda":
         return contextlib.nullcontext()
     torch.cuda.set_device(device)
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    return torch.cuda.stream(new_stream(device, urgent=True))

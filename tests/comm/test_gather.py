@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gfdit.comm import GroupFreeComm
+from gfdit.comm import CommTimeout, GroupFreeComm
 from gfdit.comm.gather import gather_to_first
+from gfdit.comm.group import Group, make_group
 from tests.comm.worlds import run_ranks, run_virtual_ranks, same_bits
 
 # By position: the shapes it brings. One brings nothing, one a scalar and an empty tensor.
@@ -58,3 +59,21 @@ def test_a_wrong_number_is_refused_before_anything_is_sent() -> None:
     for texts in run_virtual_ranks(refusals, 2):
         assert "brings 1 tensors, counts [2, 2]" in texts[0]
         assert "brings 0 tensors" in texts[1]
+
+
+class LateFailure:
+    """A communicator of a device: what failed shows once it is waited for, and what was to arrive is anything."""
+
+    device = torch.device("cpu")
+
+    def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
+        out.fill_(1 << 40)
+
+    def synchronize(self) -> None:
+        raise CommTimeout(0, (1, 0), 1, 0, "compute", "all_gather")
+
+
+def test_sizes_that_did_not_arrive_are_not_allocated() -> None:
+    group = make_group((0, 1), rank=0, world_size=2, session=1)
+    with pytest.raises(CommTimeout):
+        gather_to_first(LateFailure(), [torch.zeros(3)], [1, 1], group)  # type: ignore[arg-type]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from gfdit.comm import GroupFreeComm, spawn
+from gfdit.comm import CommTimeout, GroupFreeComm, spawn
 from gfdit.core import ExecutionLayout, ParallelSpec, Shape
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.omni.plugin import prepare_cpu_process
@@ -150,6 +151,22 @@ def test_a_tile_in_the_wrong_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(parallel_decode, "gather_to_first", swapped)
     z = latents("images", 104, 80)
     assert (run("images", z, (0, 1))[0] - alone("images", z)).abs().max() > 1e-3
+
+
+def test_a_shape_that_did_not_arrive_is_not_allocated() -> None:
+    """On a device what failed shows once it is waited for, and what was to arrive is anything."""
+    from gfdit.omni.parallel_decode import TileExecutor
+
+    def broadcast(x: torch.Tensor, src: int, group: Any) -> None:
+        x.fill_(1 << 40)
+
+    def synchronize() -> None:
+        raise CommTimeout(1, (0, 1), 1, 0, "compute", "broadcast")
+
+    comm = SimpleNamespace(broadcast=broadcast, synchronize=synchronize)
+    scope: Any = SimpleNamespace(comm=comm, decode=SimpleNamespace(ranks=(0, 1), index=1))
+    with pytest.raises(CommTimeout):
+        TileExecutor(scope)._received(torch.zeros(1, 4, 8, 8), [], broadcast_result=True)
 
 
 def test_tiling_is_another_computation_than_one_piece() -> None:
