@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from gfdit.kernels.compiled import Variant, compile_variant, kernel_name  # noqa: E402
 from gfdit.kernels.variants import all_variants  # noqa: E402
+from tools.ptx import loaded_ahead  # noqa: E402
 
 CAPABILITIES = (80, 90, 100)
 WORLD_SIZE = 8
@@ -43,11 +44,15 @@ BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
 
 
 class Figures(NamedTuple):
-    """Of one variant: registers of a thread, its stack, to which they spill, and shared memory of a program."""
+    """Of one variant: registers of a thread, its stack, to which they spill, and shared memory of a program.
+
+    ``flight_bytes``: what a program has loaded, or is loading, before it stores the first of it.
+    """
 
     registers: int
     stack_bytes: int
     shared_bytes: int
+    flight_bytes: int
 
 
 class Compiled(NamedTuple):
@@ -89,8 +94,10 @@ def compile_one(job: tuple[int, int]) -> Compiled:
     variant = variants_for(capability)[number]
     compiled = compile_variant(variant, target_of(capability))
     registers, stack_bytes = usage_of(compiled.asm["cubin"])
-    figures = Figures(registers, stack_bytes, compiled.metadata.shared)
-    return Compiled(str(variant), capability, figures, compiled.asm["ptx"])
+    ptx, shared_bytes = compiled.asm["ptx"], compiled.metadata.shared
+    by_tiles = dict(variant.constants).get("TMA", False)  # they are in shared memory
+    in_flight = shared_bytes if by_tiles else 32 * variant.num_warps * loaded_ahead(ptx)
+    return Compiled(str(variant), capability, Figures(registers, stack_bytes, shared_bytes, in_flight), ptx)
 
 
 def usage_of(cubin: bytes) -> tuple[int, int]:
@@ -139,11 +146,12 @@ def to_table(record: dict[str, Any]) -> str:
     for name, rows in record["variants"].items():
         kernels.setdefault(name.split("(")[0], []).append(rows)
     heads = [f"registers, {capability // 10}.{capability % 10}" for capability in CAPABILITIES]
-    lines = ["| kernel | variants | " + " | ".join(heads) + " | spilled bytes | shared bytes |", "|---" * 7 + "|"]
+    heads += ["spilled bytes", "shared bytes", "bytes in flight"]
+    lines = ["| kernel | variants | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
     for kernel, variants in sorted(kernels.items()):
         cells = [kernel, str(len(variants))]
         cells += [_range(rows[str(c)][0] for rows in variants if str(c) in rows) for c in CAPABILITIES]
-        cells += [_range(figures[at] for rows in variants for figures in rows.values()) for at in (1, 2)]
+        cells += [_range(figures[at] for rows in variants for figures in rows.values()) for at in (1, 2, 3)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

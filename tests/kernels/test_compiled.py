@@ -12,6 +12,7 @@ import re
 import pytest
 import triton
 
+from gfdit.comm.selector import NUM_PROGRAMS
 from gfdit.kernels.compiled import Variant, compile_variant, kernel_name, signature
 from tools.compile_kernels import (
     CAPABILITIES,
@@ -29,6 +30,7 @@ from tools.compile_kernels import (
     variants_for,
 )
 from tools.divergence import unsafe_barriers
+from tools.ptx import loaded_ahead
 
 ACQUIRE, RELEASE = "ld.acquire.sys.global.b64", "st.release.sys.global.b64"
 LOAD, STORE = "ld.relaxed.sys.global.b64", "st.relaxed.sys.global.b64"
@@ -97,6 +99,28 @@ def test_nothing_spills(compiled) -> None:
     assert not spilling, [(result.variant, result.capability, result.figures) for result in spilling]
 
 
+# Bytes that have to be on their way at a time: what a link of 450 GB/s a direction takes in two microseconds,
+# about as long as a load and the store of what it brought.
+LINK_FLIGHT_BYTES = 900_000
+
+
+def test_large_paths_keep_a_link_busy(compiled) -> None:
+    for result in compiled:
+        if "WIDTH=16," in result.variant:
+            in_flight = NUM_PROGRAMS[-1] * result.figures.flight_bytes
+            assert in_flight >= LINK_FLIGHT_BYTES, (result.variant, result.capability, in_flight)
+
+
+def test_a_program_that_waits_for_every_load_would_be_seen() -> None:
+    """As heads once were: 8 KiB a turn."""
+    variant = next(v for v in variants_for(90) if kernel_name(v.kernel) == "ulysses_exchange")
+    narrow = Variant.of(
+        variant.kernel, num_warps=4, tuples=variant.tuples, **{**dict(variant.constants), "BLOCK": 8192}
+    )
+    in_flight = 32 * 4 * loaded_ahead(compile_variant(narrow, target_of(90)).asm["ptx"])
+    assert in_flight == 8192 and NUM_PROGRAMS[-1] * in_flight < LINK_FLIGHT_BYTES
+
+
 def test_threads_of_a_program_meet_at_the_same_barriers(compiled) -> None:
     """A warp that is late between two looks at a word, and sees another value, goes the same way as the rest."""
     for result in compiled:
@@ -129,16 +153,17 @@ def test_the_record_is_complete_and_true(compiled, record) -> None:
     for result in compiled:
         figures = record["variants"].get(result.variant, {}).get(str(result.capability))
         assert figures, f"{result.variant} for {result.capability} is not recorded: run make kernels"
-        registers, stack_bytes, shared_bytes = figures
+        registers, stack_bytes, shared_bytes, flight_bytes = figures
         if record["triton"] == triton.__version__:
             assert abs(result.figures.registers - registers) <= 8, result.variant
             assert result.figures.stack_bytes <= stack_bytes + 64, result.variant
             assert result.figures.shared_bytes <= shared_bytes + 1024, result.variant
+            assert result.figures.flight_bytes == flight_bytes, result.variant
 
 
 def test_nothing_of_the_record_spills(record) -> None:
     for name, rows in record["variants"].items():
-        assert all(stack_bytes == 0 for _, stack_bytes, _ in rows.values()), name
+        assert all(stack_bytes == 0 for _, stack_bytes, *_ in rows.values()), name
 
 
 def test_the_table_on_the_page_is_that_of_the_record(record) -> None:
