@@ -118,7 +118,7 @@ def test_a_program_that_waits_for_every_load_would_be_seen() -> None:
         variant.kernel, num_warps=4, tuples=variant.tuples, **{**dict(variant.constants), "BLOCK": 8192}
     )
     in_flight = 32 * 4 * loaded_ahead(compile_variant(narrow, target_of(90)).asm["ptx"])
-    assert in_flight == 8192 and NUM_PROGRAMS[-1] * in_flight < LINK_FLIGHT_BYTES
+    assert 8192 <= in_flight < LINK_FLIGHT_BYTES / NUM_PROGRAMS[-1]
 
 
 def test_threads_of_a_program_meet_at_the_same_barriers(compiled) -> None:
