@@ -15,7 +15,7 @@ MAX_FILE_BYTES = 1 << 30
 NUM_OLDER = 2
 MAX_BATCH = 1024
 # A disk that does not answer holds up the start and the end of a server for so long, and nothing between them.
-OPEN_TIMEOUT_S, CLOSE_TIMEOUT_S = 5.0, 8.0
+OPEN_TIMEOUT_S, CLOSE_TIMEOUT_S = 1.0, 8.0
 
 logger = logging.getLogger("gfdit.observe")
 
