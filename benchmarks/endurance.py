@@ -177,6 +177,7 @@ class Sampler:
                 self._processes["fork server"] = process
         for rank, described in enumerate(await self._call("gfdit_describe")):
             self._processes[f"worker {rank}"] = psutil.Process(described["pid"])
+        await self._call("python_caches")  # what looking at them takes is not to be taken for growth
 
     async def run(self) -> None:
         """Sample until cancelled."""
