@@ -16,7 +16,7 @@ from pathlib import Path
 
 #: What a worker keeps of its freed memory at most.
 KEPT_BYTES = 1 << 30
-_CHECK_EVERY_S = 1.0
+_CHECK_EVERY_S = 0.25
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEEDED = ("mallopt", "mallinfo2", "malloc_trim")
 
