@@ -16,7 +16,7 @@ from gfdit.comm.copy_engine import copy_engine, copy_engine_obstacle
 from gfdit.comm.even import EvenParts
 from gfdit.comm.exchange import Exchange
 from gfdit.comm.heap import Operation
-from gfdit.comm.layout import MAX_CHUNKS
+from gfdit.comm.layout import MAX_PROGRAMS
 from gfdit.kernels import barrier as barrier_kernel
 from gfdit.kernels import low_latency_exchange, multicast_all_gather, pull_exchange, push_exchange
 from gfdit.kernels.tma_copy import launch_with_workspace
@@ -128,7 +128,7 @@ def multicast_obstacle(situation: Situation, site: Site) -> str | None:
         return "not everybody gets the same"
     if site.capability and not site.has_multicast:
         return "the hardware has no multicast"
-    needed = MAX_CHUNKS * 16  # 16 bytes for each program
+    needed = MAX_PROGRAMS * 16  # 16 bytes for each program
     if site.layout.multicast_bytes < needed:
         return f"it needs {needed} multicast_bytes, the heap has {site.layout.multicast_bytes}"
     return None
@@ -139,7 +139,7 @@ def _no_obstacle(situation: Situation, site: Site) -> str | None:
 
 
 def pull_obstacle(situation: Situation, site: Site) -> str | None:
-    needed = situation.group_size * MAX_CHUNKS * 16  # 16 bytes for each program and position
+    needed = situation.group_size * MAX_PROGRAMS * 16  # 16 bytes for each program and position
     if site.layout.export_bytes < needed:
         return f"it needs {needed} export_bytes, the heap has {site.layout.export_bytes}"
     return None

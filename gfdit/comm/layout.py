@@ -21,16 +21,18 @@ from gfdit.comm.agreement import NUM_SLOTS
 
 WORD_BYTES = 8
 PAGE_BYTES = 4096
-# A kernel splits what it puts into a slot into at most this many chunks, each with its own token.
-MAX_CHUNKS = 64
+# A kernel splits what it puts into a slot into at most this many chunks, each with its own token: so many that
+# those of a slot of 8 MiB are still small enough for messages of some KB per program.
+MAX_CHUNKS = 512
+MAX_PROGRAMS = 64  # of a launch
 # Word indices (8 bytes each) inside an edge's line.
 CREDIT_WORD = 0
 ABORT_WORD = 1
 ARMED_WORD = 2  # the receiver cleared its low-latency slots in this generation
 OFFSET_WORD = 4  # NUM_SLOTS words: where in the writer's segment the data is, for transfers without staging
 SIGNAL_WORD = 16  # NUM_SLOTS x MAX_CHUNKS tokens
-CHANNEL_CREDIT_WORD = SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS  # MAX_CHUNKS credits, one per program of a launch
-LINE_BYTES = (CHANNEL_CREDIT_WORD + MAX_CHUNKS) * WORD_BYTES
+CHANNEL_CREDIT_WORD = SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS  # MAX_PROGRAMS credits, one per program of a launch
+LINE_BYTES = (CHANNEL_CREDIT_WORD + MAX_PROGRAMS) * WORD_BYTES
 
 
 def _align(num_bytes: int, to: int) -> int:

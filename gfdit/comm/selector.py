@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from gfdit.comm.choice import Choice, Path, Site, Situation
 from gfdit.comm.heap import Operation
-from gfdit.comm.layout import MAX_CHUNKS
+from gfdit.comm.layout import MAX_CHUNKS, MAX_PROGRAMS
 from gfdit.comm.selector_table import SelectorTable
 
 Obstacle = Callable[[Situation, Site], str | None]
@@ -25,6 +25,8 @@ _UNEVEN_PROGRAMS = 32
 # A program that pushes less than this is mostly waiting.
 _BYTES_PER_PROGRAM = 32 * 1024
 _MIN_CHUNK_BYTES = 4096
+# What a program copies in a turn: larger chunks would only keep the peer from draining the first of them.
+_TURN_BYTES = 64 * 1024
 # What a program moves at once, and enough programs for a few such turns of the largest messages.
 _LOW_LATENCY_BYTES_PER_PROGRAM = 4096
 _MOST_LOW_LATENCY_PROGRAMS = 32
@@ -170,7 +172,7 @@ class Selector:
         if self._site.capability == 0:  # interpreted: one program, few chunks
             return Choice(path, chunk_bytes=max(slot_bytes // 4 // 16 * 16, 16), num_programs=1)
         if situation.num_bytes is None:
-            return Choice(path, push_chunk_bytes(slot_bytes, slot_bytes, MAX_CHUNKS), _UNEVEN_PROGRAMS)
+            return Choice(path, push_chunk_bytes(slot_bytes, slot_bytes, MAX_PROGRAMS), _UNEVEN_PROGRAMS)
         total = situation.num_bytes * max(situation.group_size - 1, 1)
         wanted = min(-(-total // _BYTES_PER_PROGRAM), NUM_PROGRAMS[-1])
         num_programs = next(number for number in NUM_PROGRAMS if number >= wanted)
@@ -186,9 +188,12 @@ def _check_chunks(choice: Choice, slot_bytes: int) -> None:
 
 
 def push_chunk_bytes(slot_bytes: int, num_bytes: int, num_programs: int) -> int:
-    """Chunks so that each program has one of every slot, not too small, and no more than a line has tokens for."""
+    """Chunks so that each program has one of every slot, or several if they are large; not too small.
+
+    No more to a slot than a line has tokens for.
+    """
     smallest = max(-(-slot_bytes // MAX_CHUNKS), min(_MIN_CHUNK_BYTES, slot_bytes))
-    wanted = -(-min(num_bytes, slot_bytes) // num_programs)
+    wanted = min(-(-min(num_bytes, slot_bytes) // num_programs), _TURN_BYTES)
     return -(-max(wanted, smallest) // 16) * 16
 
 

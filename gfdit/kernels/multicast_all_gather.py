@@ -37,7 +37,7 @@ def plan(members: Members, num_bytes: int, *, num_programs: int) -> Launch:
     """One launch: ``num_bytes`` of position ``i`` to ``target + i * num_bytes`` of every member.
 
     Given its label and the addresses of source and target. A table, if there is one, only says who the members
-    are. ``num_programs``, at most ``MAX_CHUNKS``, is equal in all members.
+    are. ``num_programs``, at most ``MAX_PROGRAMS``, is equal in all members.
     """
     return plan_launch(multicast_all_gather, members, num_programs, BULK, alignment=num_bytes, after=(num_bytes,))
 

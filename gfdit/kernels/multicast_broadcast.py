@@ -34,7 +34,7 @@ from gfdit.kernels.multicast import area_offset, fence_alias, store_to_members
 def plan_push(members: Members, num_bytes: int, *, num_programs: int) -> Launch:
     """One launch at position 0, given its label and the address of what all others get, who ``plan_pull``.
 
-    A table, if there is one, only says who the members are. ``num_programs``, at most ``MAX_CHUNKS``, is that of
+    A table, if there is one, only says who the members are. ``num_programs``, at most ``MAX_PROGRAMS``, is that of
     the receivers.
     """
     return plan_launch(multicast_push, members, num_programs, BULK, after=(num_bytes,))

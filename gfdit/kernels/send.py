@@ -55,7 +55,7 @@ _CHANNEL_CREDIT_WORD = tl.constexpr(CHANNEL_CREDIT_WORD)
 def plan(members: Members, num_bytes: int, *, chunk_bytes: int, num_programs: int) -> Launch:
     """One launch, given its label and the address of the ``num_bytes`` that all other members get.
 
-    ``chunk_bytes``, a multiple of 16, and ``num_programs``, at most ``MAX_CHUNKS``, are those of the receivers.
+    ``chunk_bytes``, a multiple of 16, and ``num_programs``, at most ``MAX_PROGRAMS``, are those of the receivers.
     A table, if there is one, only says who the members are: all edges have the digest of ``members``.
     """
     return plan_launch(send, members, num_programs, BULK, after=(num_bytes, chunk_bytes))

@@ -18,15 +18,15 @@ import torch
 import triton
 import triton.language as tl
 
-from gfdit.comm.layout import MAX_CHUNKS
+from gfdit.comm.layout import MAX_PROGRAMS
 from gfdit.kernels.copy import copy_bytes
 
 # Of addresses and offsets, in bytes.
 TILE_ALIGNMENT = 16
 _ROW_WORDS = tl.constexpr(256)  # 32-bit words; the largest box
 _ROW_BYTES = tl.constexpr(1024)
-# Global memory of a launch: 128 bytes for each descriptor that the code makes, in each of MAX_CHUNKS programs.
-WORKSPACE_BYTES = MAX_CHUNKS * 8 * 128
+# Global memory of a launch: 128 bytes for each descriptor that the code makes, in each of MAX_PROGRAMS programs.
+WORKSPACE_BYTES = MAX_PROGRAMS * 8 * 128
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import pytest
 
 from gfdit.comm.choice import Choice, Path, Site, Situation
 from gfdit.comm.heap import Operation
-from gfdit.comm.layout import MAX_CHUNKS, SegmentLayout
+from gfdit.comm.layout import MAX_CHUNKS, MAX_PROGRAMS, SegmentLayout
 from gfdit.comm.selector import NUM_PROGRAMS, Selector, interpolate
 from gfdit.comm.selector_table import SelectorTable, TableEntry
 
@@ -91,7 +91,7 @@ def test_rules_fit_the_heap_and_what_is_compiled(site: Site) -> None:
             choice = selector.choose(Situation(Operation.ALL_GATHER, ranks, num_bytes))
             assert choice.chunk_bytes % 16 == 0
             assert choice.chunk_bytes * MAX_CHUNKS >= site.layout.slot_bytes
-            assert choice.num_programs in (*NUM_PROGRAMS, MAX_CHUNKS)
+            assert choice.num_programs in (*NUM_PROGRAMS, MAX_PROGRAMS)
 
 
 def test_candidates_are_possible_and_fit_the_heap() -> None:
