@@ -116,6 +116,15 @@ class GroupFreeComm:
         """
         return self._heap.tensors.empty(shape, dtype)
 
+    def empty_for_heads(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Uninitialised outputs for one exchange of heads: where peers can put them, if such a place is free.
+
+        Up to three. They may be anything that views them may be; only what is gone leaves its place to others.
+        """
+        places = self._transport.places
+        taken = places.take(shapes, dtype) if places else None
+        return taken or tuple([torch.empty(shape, dtype=dtype, device=self._device) for shape in shapes])
+
     def barrier(self, group: Group) -> None:
         """Returns once every member has entered."""
         plan = self._planned(("barrier", group), lambda: self._plan_barrier(group))
@@ -217,7 +226,7 @@ class GroupFreeComm:
             splits,
         )
         plan, shapes = self._planned(key, lambda: self._plan_scatter(tensors, group, *splits, out))
-        targets = _targets(shapes, tensors) if out is None else tuple(out)
+        targets = self.empty_for_heads(shapes, tensors[0].dtype) if out is None else tuple(out)
         plan(tensors, targets)
         return targets
 
@@ -260,7 +269,7 @@ class GroupFreeComm:
             replicated,
         )
         plan, shapes = self._planned(key, lambda: self._plan_gather(tensor, group, *splits, replicated, outs))
-        targets = _targets(shapes, (tensor,)) if outs is None else outs
+        targets = self.empty_for_heads(shapes, tensor.dtype) if outs is None else outs
         plan((tensor,), targets)
         return targets[0]
 
@@ -459,12 +468,6 @@ def _fixed(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
 def _meta(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The same without their memory, which a plan must not keep."""
     return tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors)
-
-
-def _targets(shapes: Sequence[torch.Size], like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        [torch.empty(shape, dtype=x.dtype, device=x.device) for shape, x in zip(shapes, like, strict=True)]
-    )
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -19,6 +19,7 @@ from gfdit.comm.layout import SegmentLayout
 if TYPE_CHECKING:
     from gfdit.comm.heads import HeadExchange
     from gfdit.comm.heap_tensors import HeapTensors
+    from gfdit.comm.places import Places
     from gfdit.comm.selector import Selector
     from gfdit.comm.selector_table import SelectorTable
 
@@ -75,6 +76,10 @@ class Transport(Protocol):
     @property
     def selector(self) -> Selector | None:
         """What chooses how kernels move data; None where the host does."""
+
+    @property
+    def places(self) -> Places | None:
+        """Where outputs of an exchange of heads had best be; None if that makes no difference."""
 
     def plan_exchange(self, call: Call, peers: Sequence[PeerSlice]) -> Plan:
         """Two-way, of (source, target): with every peer, send one byte range of it, receive one into it.

@@ -34,6 +34,7 @@ class HeapDescriptor:
     low_latency_bytes: int = 0
     export_bytes: int = 0
     multicast_bytes: int = 0
+    place_bytes: int = 0
     kind: str = "shared_memory"
     selector_table: str = ""
 
@@ -56,6 +57,7 @@ class HeapDescriptor:
             self.low_latency_bytes,
             self.export_bytes,
             self.multicast_bytes,
+            self.place_bytes,
         )
 
     def check_rank(self, rank: int) -> None:

@@ -57,7 +57,7 @@ class HeapTensors:
                     f"{self._free_bytes()} of {self._num_bytes} bytes are free, {largest} of them in a row; "
                     "enlarge scratch_bytes"
                 )
-        memory = _memory(self._region()[begin : begin + wanted], self._returned, (begin, begin + wanted))
+        memory = with_own_storage(self._region()[begin : begin + wanted], self._returned, (begin, begin + wanted))
         return memory[:num_bytes].view(dtype).view(tuple(shape))
 
     def free_bytes(self) -> int:
@@ -98,7 +98,15 @@ def heap_addresses(heap: KernelHeap) -> range:
     return range(begin, begin + heap.layout.scratch_bytes)
 
 
-def _memory(region: torch.Tensor, returned: deque[tuple[int, int]], extent: tuple[int, int]) -> torch.Tensor:
+def segment_addresses(heap: KernelHeap) -> range:
+    """Addresses of everything that this rank's peers can reach."""
+    begin = heap.base_pointer(heap.rank)
+    return range(begin, begin + heap.layout.segment_bytes)
+
+
+def with_own_storage(
+    region: torch.Tensor, returned: deque[tuple[int, int]] | None = None, extent: tuple[int, int] = (0, 0)
+) -> torch.Tensor:
     """A tensor of the same bytes with a storage of its own: once that is gone, ``extent`` is in ``returned``."""
     owner: Any
     if region.is_cuda:
@@ -112,8 +120,9 @@ def _memory(region: torch.Tensor, returned: deque[tuple[int, int]], extent: tupl
     return memory
 
 
-def _give_back(region: torch.Tensor, returned: deque[tuple[int, int]], extent: tuple[int, int]) -> None:
-    returned.append(extent)
+def _give_back(region: torch.Tensor, returned: deque[tuple[int, int]] | None, extent: tuple[int, int]) -> None:
+    if returned is not None:
+        returned.append(extent)
 
 
 class _CudaArray:

@@ -67,6 +67,7 @@ class HostTransport:
     """
 
     selector = None  # there is one way
+    places = None
     num_failures = 0  # operations raise their own
 
     def __init__(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from gfdit.comm.choice import Choice
+from gfdit.comm.choice import Choice, Path
 from gfdit.comm.heads import HeadExchange
+from gfdit.comm.places import Places
 from gfdit.kernels import ulysses_exchange
+from gfdit.kernels.launch import Launch, combined
 from gfdit.kernels.members import ROW_WORDS, Members
 from gfdit.kernels.ulysses_exchange import Strides
+
+Tensors = Sequence[torch.Tensor]
+Run = Callable[[int, Tensors, Tensors], None]
 
 
 def is_even(heads: HeadExchange) -> bool:
@@ -41,19 +47,80 @@ def largest_edge_bytes(heads: HeadExchange) -> int:
     return max((edge_bytes(heads, i, j) for i in positions for j in positions if i != j), default=0)
 
 
-def plan_exchange(
-    members: Members, heads: HeadExchange, choice: Choice
-) -> Callable[[int, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]:
-    """One launch, given its label, sources and targets like those of ``heads``.
+def dense_bytes(heads: HeadExchange, position: int) -> list[int]:
+    """Of what each output has at a position, if nothing is beside it."""
+    tokens = heads.tokens[position] if heads.gather else sum(heads.tokens)
+    units = sum(heads.units) if heads.gather else heads.units[position]
+    return [heads.sources[0].shape[0] * tokens * units * unit_bytes for unit_bytes in _unit_bytes(heads)]
+
+
+def fit_places(heads: HeadExchange, places: Places | None) -> bool:
+    """Whether peers can put rows into place, or their places; the same answer in all members."""
+    if places is None or combined(_unit_bytes(heads)) % 16:
+        return False
+    return all(places.hold(dense_bytes(heads, position)) for position in range(len(heads.tokens)))
+
+
+def plan_exchange(members: Members, heads: HeadExchange, choice: Choice) -> Run:
+    """One launch through data slots, given its label, sources and targets like those of ``heads``.
 
     Where heads and head size of a tensor are not dense, it is copied around the launch.
     """
+    launch = _plan_launch(members, heads, choice, heads.sources, heads.targets)
     dense_sources, dense_targets = ([_is_dense(x) for x in side] for side in (heads.sources, heads.targets))
+    if all(dense_sources) and all(dense_targets):
+        return lambda label, sources, targets: launch(label, _pairs(sources, targets))
+
+    def run(label: int, sources: Tensors, targets: Tensors) -> None:
+        given = [x if dense else x.contiguous() for x, dense in zip(sources, dense_sources, strict=True)]
+        taken = [
+            x if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            for x, dense in zip(targets, dense_targets, strict=True)
+        ]
+        launch(label, _pairs(given, taken))
+        _copy_others(targets, taken)
+
+    return run
+
+
+def plan_direct(members: Members, heads: HeadExchange, choice: Choice, places: Places, reach: range) -> Run:
+    """One launch straight into targets whose addresses are within ``reach``, like ``plan_exchange``.
+
+    Targets elsewhere, or of strides that kernels cannot take, are copied out of the spare place.
+    """
+    dtype, shapes = heads.sources[0].dtype, [target.shape for target in heads.targets]
+    wide_sources, wide_targets = (all(map(_is_wide, side)) for side in (heads.sources, heads.targets))
+
+    @functools.cache
+    def launch(as_given: bool, into_place: bool) -> Launch:
+        sources = heads.sources if as_given else _dense(heads.sources)
+        return _plan_launch(
+            members, heads, choice, sources, heads.targets if into_place else _dense(heads.targets)
+        )
+
+    def run(label: int, sources: Tensors, targets: Tensors) -> None:
+        as_given = wide_sources and not any(source.data_ptr() % 16 for source in sources)
+        if not as_given:
+            sources = [source.clone(memory_format=torch.contiguous_format) for source in sources]
+        pairs = _pairs(sources, targets)
+        if wide_targets and all(target in reach and target % 16 == 0 for _, target in pairs):
+            launch(as_given, True)(label, pairs)
+            return
+        taken = places.spare(shapes, dtype)
+        launch(as_given, False)(label, _pairs(sources, taken))
+        _copy_others(targets, taken)
+
+    return run
+
+
+def _plan_launch(
+    members: Members, heads: HeadExchange, choice: Choice, sources: Tensors, targets: Tensors
+) -> Launch:
     strides = [
         Strides(*_strides(source), *_strides(target), unit_bytes)
-        for source, target, unit_bytes in zip(heads.sources, heads.targets, _unit_bytes(heads), strict=True)
+        for source, target, unit_bytes in zip(sources, targets, _unit_bytes(heads), strict=True)
     ]
-    launch = ulysses_exchange.plan(
+    return ulysses_exchange.plan(
         members,
         strides,
         batch=heads.sources[0].shape[0],
@@ -63,34 +130,35 @@ def plan_exchange(
         gather=heads.gather,
         chunk_bytes=choice.chunk_bytes,
         num_programs=choice.num_programs,
+        direct=choice.path is Path.DIRECT_PUSH,
     )
-    if all(dense_sources) and all(dense_targets):
-        return lambda label, sources, targets: launch(
-            label,
-            [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)],
-        )
 
-    def run(label: int, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        given = [x if dense else x.contiguous() for x, dense in zip(sources, dense_sources, strict=True)]
-        taken = [
-            x if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-            for x, dense in zip(targets, dense_targets, strict=True)
-        ]
-        launch(
-            label, [(source.data_ptr(), target.data_ptr()) for source, target in zip(given, taken, strict=True)]
-        )
-        for target, wanted in zip(taken, targets, strict=True):
-            if target is not wanted:
-                wanted.copy_(target)
 
-    return run
+def _pairs(sources: Tensors, targets: Tensors) -> list[tuple[int, int]]:
+    return [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)]
+
+
+def _copy_others(targets: Tensors, taken: Tensors) -> None:
+    for target, brought in zip(targets, taken, strict=True):
+        if target is not brought:
+            target.copy_(brought)
+
+
+def _is_wide(tensor: torch.Tensor) -> bool:
+    """Whether rows can be copied in pieces of 16 bytes, once the first one can."""
+    return _is_dense(tensor) and combined(_strides(tensor)) % 16 == 0
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, int]:
     """Of batch and token in bytes, once the tensor is dense."""
     if not _is_dense(tensor):
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        (tensor,) = _dense([tensor])
     return tensor.stride(0) * tensor.element_size(), tensor.stride(1) * tensor.element_size()
+
+
+def _dense(tensors: Tensors) -> Tensors:
+    """Of the same shapes, without memory."""
+    return [torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in tensors]
 
 
 def _unit_bytes(heads: HeadExchange) -> list[int]:

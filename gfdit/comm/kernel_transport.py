@@ -26,12 +26,22 @@ from gfdit.comm.exchange import Exchange
 from gfdit.comm.exchange_paths import PATHS, Run, is_hopper
 from gfdit.comm.heads import HeadExchange, plan_by_copies
 from gfdit.comm.heap import Call, KernelHeap, PeerSlice, Plan
-from gfdit.comm.heap_tensors import heap_addresses
+from gfdit.comm.heap_tensors import heap_addresses, segment_addresses
 from gfdit.comm.kernel_failures import KernelFailures
-from gfdit.comm.kernel_heads import edge_bytes, fits, is_even, largest_edge_bytes, plan_exchange, table_rows
+from gfdit.comm.kernel_heads import (
+    edge_bytes,
+    fit_places,
+    fits,
+    is_even,
+    largest_edge_bytes,
+    plan_direct,
+    plan_exchange,
+    table_rows,
+)
 from gfdit.comm.kernel_state import LaneState, site_of
 from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, WORD_BYTES
 from gfdit.comm.one_way_paths import ONE_WAY_PATHS
+from gfdit.comm.places import Places
 from gfdit.comm.selector import Selector
 from gfdit.kernels import edges, low_latency_all_reduce
 from gfdit.kernels.launch import combined, launcher
@@ -58,6 +68,7 @@ class KernelTransport:
         self._no_table = torch.zeros(1, dtype=torch.int64, device=heap.device)
         self._captured: dict[int, torch.Tensor] = {}  # tables that graphs read when they are replayed, by address
         self._heap_addresses = heap_addresses(heap)
+        self.places = Places(heap) if self._lane_index == 0 and heap.layout.place_bytes else None
         self._busy = threading.Lock()
         self._checking = threading.Lock()  # a lane and the monitor of its device may both check
         self._failures = KernelFailures(self._rank, lane, self._state, timeout_s)
@@ -102,7 +113,11 @@ class KernelTransport:
     def plan_heads(self, call: Call, heads: HeadExchange) -> Plan:
         if not fits(heads, self._layout.slot_bytes):
             return plan_by_copies(self, call, heads, self._rank)
-        choice = self.selector.choose(Situation(call.operation, len(call.ranks), largest_edge_bytes(heads)))
+        into_place = fit_places(heads, self.places)
+        situation = Situation(
+            call.operation, len(call.ranks), largest_edge_bytes(heads), target_in_heap=into_place
+        )
+        choice = self.selector.choose(situation)
         index = call.ranks.index(self._rank)
         digests = []
         for position in range(len(call.ranks)):
@@ -112,7 +127,12 @@ class KernelTransport:
         packed = is_even(heads) and len(call.ranks) <= MAX_PACKED
         table = self._no_table if packed else self._table(table_rows(heads, call.ranks, digests))
         members = self._group(call, digests[0], table, packed)
-        return self._operation(call, self._guarding(table, plan_exchange(members, heads, choice)))
+        if choice.path is Path.DIRECT_PUSH:
+            assert self.places is not None  # Selector.obstacle
+            run = plan_direct(members, heads, choice, self.places, segment_addresses(self._heap))
+        else:
+            run = plan_exchange(members, heads, choice)
+        return self._operation(call, self._guarding(table, run))
 
     def plan_all_reduce(self, call: Call, num_elements: int, dtype: torch.dtype) -> Plan | None:
         num_bytes = num_elements * dtype.itemsize

@@ -7,6 +7,7 @@ Segment of rank ``r``::
     for each lane, for each peer p:   two low-latency slots (data and flag in one word), written by p, read by r
     for each lane:                    export area, written by r, read by its peers
     for each lane, for each rank s:   multicast area of s, written by s in every segment at once
+    places                            of the first lane: where peers put heads, written by them
     scratch                           tensors allocated from the heap; free for tests
 
 Everything ``r`` waits on is in its own segment, so waiting never crosses a link. The host transport uses the first
@@ -30,9 +31,16 @@ CREDIT_WORD = 0
 ABORT_WORD = 1
 ARMED_WORD = 2  # the receiver cleared its low-latency slots in this generation
 OFFSET_WORD = 4  # NUM_SLOTS words: where in the writer's segment the data is, for transfers without staging
-SIGNAL_WORD = 16  # NUM_SLOTS x MAX_CHUNKS tokens
+# NUM_SLOTS x MAX_TENSORS x PLACE_FIELDS words: where in the writer's segment a tensor is, and its strides.
+PLACE_WORD = 6
+MAX_TENSORS = 3  # of an exchange of heads: query, key and value
+PLACE_FIELDS = 3
+SIGNAL_WORD = 32  # NUM_SLOTS x MAX_CHUNKS tokens
 CHANNEL_CREDIT_WORD = SIGNAL_WORD + NUM_SLOTS * MAX_CHUNKS  # MAX_PROGRAMS credits, one per program of a launch
+assert PLACE_WORD + NUM_SLOTS * MAX_TENSORS * PLACE_FIELDS <= SIGNAL_WORD
 LINE_BYTES = (CHANNEL_CREDIT_WORD + MAX_PROGRAMS) * WORD_BYTES
+# Two exchanges' outputs are in use at a time, a third is being filled; the last one is never handed out.
+NUM_PLACES = 4
 
 
 def _align(num_bytes: int, to: int) -> int:
@@ -43,7 +51,8 @@ def _align(num_bytes: int, to: int) -> int:
 class SegmentLayout:
     """Byte offsets inside a segment; identical in every rank by construction.
 
-    ``low_latency_bytes`` counts payload: a low-latency slot takes twice that.
+    ``low_latency_bytes`` counts payload: a low-latency slot takes twice that. ``place_bytes``: of each of the
+    ``NUM_PLACES``.
     """
 
     world_size: int
@@ -53,13 +62,14 @@ class SegmentLayout:
     low_latency_bytes: int = 0
     export_bytes: int = 0
     multicast_bytes: int = 0
+    place_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or self.num_lanes < 1:
             raise ValueError(f"a heap needs ranks and lanes, got {self.world_size} and {self.num_lanes}")
         if self.slot_bytes < 64 or self.slot_bytes % 64:
             raise ValueError(f"slot_bytes must be a positive multiple of 64, got {self.slot_bytes}")
-        for name in ("scratch_bytes", "low_latency_bytes", "export_bytes", "multicast_bytes"):
+        for name in ("scratch_bytes", "low_latency_bytes", "export_bytes", "multicast_bytes", "place_bytes"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
             if value % 64 and name != "scratch_bytes":
@@ -96,9 +106,13 @@ class SegmentLayout:
         return self._export_offset + _align(self.num_lanes * self.export_bytes, PAGE_BYTES)
 
     @property
-    def scratch_offset(self) -> int:
+    def _places_offset(self) -> int:
         areas = self.num_lanes * self.world_size * self.multicast_bytes
         return self._multicast_offset + _align(areas, PAGE_BYTES)
+
+    @property
+    def scratch_offset(self) -> int:
+        return self._places_offset + _align(NUM_PLACES * self.place_bytes, PAGE_BYTES)
 
     @property
     def segment_bytes(self) -> int:
@@ -133,6 +147,10 @@ class SegmentLayout:
     def multicast_offset(self, lane: int, source: int) -> int:
         """What ``source`` writes into all segments at once."""
         return self._multicast_offset + (lane * self.world_size + source) * self.multicast_bytes
+
+    def place_offset(self, place: int) -> int:
+        """Where peers put heads."""
+        return self._places_offset + place * self.place_bytes
 
 
 def _edge_index(owner: int, peer: int) -> int:

@@ -30,6 +30,8 @@ _TURN_BYTES = 64 * 1024
 # What a program moves at once, and enough programs for a few such turns of the largest messages.
 _LOW_LATENCY_BYTES_PER_PROGRAM = 4096
 _MOST_LOW_LATENCY_PROGRAMS = 32
+# An exchange of heads of less than this in all would wait longer for the peers' places than to drain its slots.
+_DIRECT_BYTES = 1 << 20
 # What rules choose from, and what is worth measuring.
 NUM_PROGRAMS = (1, 8, 32)
 _MEASURED_PROGRAMS = (1, 2, 4, 8, 16, 32)
@@ -38,6 +40,7 @@ _PATHS_WITH_CHUNKS = (Path.PUSH, Path.TMA)
 _ONE_WAY = (Operation.BROADCAST, Operation.SEND)
 _ONE_WAY_PATHS = (Path.LOW_LATENCY, Path.PUSH, Path.MULTICAST)
 _HEADS = (Operation.SCATTER_HEADS, Operation.GATHER_HEADS)
+_HEADS_PATHS = (Path.PUSH, Path.DIRECT_PUSH)
 
 logger = logging.getLogger("gfdit.comm")
 
@@ -147,7 +150,7 @@ class Selector:
             return "there is no such path"
         if situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS:
             return "it is for exchanges"
-        if situation.operation in _HEADS and path is not Path.PUSH:
+        if situation.operation in _HEADS and path not in _HEADS_PATHS:
             return "it copies bytes, not heads"
         return self._obstacles[path](situation, self._site)
 
@@ -167,7 +170,11 @@ class Selector:
             return Choice(Path.LOW_LATENCY, 0, self._low_latency_programs(situation))
         slot_bytes = self._site.layout.slot_bytes
         path = Path.PUSH
-        if situation.source_in_heap or situation.target_in_heap:
+        if situation.operation in _HEADS:
+            total = (situation.num_bytes or 0) * (situation.group_size - 1)
+            if situation.target_in_heap and total >= _DIRECT_BYTES:
+                path = Path.DIRECT_PUSH
+        elif situation.source_in_heap or situation.target_in_heap:
             path = Path.DIRECT_PULL if situation.source_in_heap else Path.DIRECT_PUSH
         if self._site.capability == 0:  # interpreted: one program, few chunks
             return Choice(path, chunk_bytes=max(slot_bytes // 4 // 16 * 16, 16), num_programs=1)

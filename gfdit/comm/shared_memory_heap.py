@@ -58,11 +58,13 @@ class SharedMemoryHeap:
         low_latency_bytes: int = 0,
         export_bytes: int = 0,
         multicast_bytes: int = 0,
+        place_bytes: int = 0,
     ) -> HeapDescriptor:
         """Reserve the memory for ``world_size`` ranks; the caller owns it and must ``unlink`` the descriptor.
 
         ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair. The host
-        transport needs no ``low_latency_bytes``, ``export_bytes`` and ``multicast_bytes``; kernels do.
+        transport needs no ``low_latency_bytes``, ``export_bytes``, ``multicast_bytes`` and ``place_bytes``;
+        kernels do.
         Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
         """
         descriptor = HeapDescriptor.make(
@@ -74,6 +76,7 @@ class SharedMemoryHeap:
             low_latency_bytes=low_latency_bytes,
             export_bytes=export_bytes,
             multicast_bytes=multicast_bytes,
+            place_bytes=place_bytes,
         )
         directory = _directory()
         _remove_abandoned(directory)

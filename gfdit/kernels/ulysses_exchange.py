@@ -5,9 +5,10 @@ back. Both are exchanges of rows, one per token: what goes to or comes from a pe
 units of each row. Several tensors travel in one launch (query, key, value), their rows side by side; a tensor
 with fewer heads (grouped attention) has smaller units. Heads and tokens may be uneven.
 
-Rows are pushed straight from the source's strides into the peer's data slot and copied straight from there to the
-target's strides: no permute, no contiguous copy, no stacking. How it goes in time is said in
-``gfdit.kernels.slot_rounds``; a unit is a row.
+Rows are pushed straight from the source's strides, and copied straight to the target's: no permute, no contiguous
+copy, no stacking. On the way they are in a data slot of the peer, or nowhere, if its targets are in its segment.
+How it goes in time is said in ``gfdit.kernels.slot_rounds``, where a unit is a row, and in
+``gfdit.kernels.direct_rounds``.
 
 Reference: ``gfdit.comm.heads.plan_by_copies``. Never run on a GPU.
 """
@@ -20,9 +21,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import open_edges
+from gfdit.comm.layout import MAX_TENSORS, PLACE_FIELDS, PLACE_WORD
+from gfdit.kernels.direct_rounds import direct_rounds
+from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, line, open_edges, rank_at, segment
 from gfdit.kernels.launch import FEW_WIDTHS, ROWS, Launch, combined, plan_launch
 from gfdit.kernels.members import MEMBERS, Members, row
+from gfdit.kernels.memory import word_pointer
 from gfdit.kernels.slot_rounds import slot_rounds
 
 # Fields of a table's row, in place of byte ranges.
@@ -30,6 +34,10 @@ ROW_UNIT_OFFSET = tl.constexpr(1)
 ROW_UNITS = tl.constexpr(2)
 ROW_TOKEN_OFFSET = tl.constexpr(3)
 ROW_TOKENS = tl.constexpr(4)
+
+_MAX_TENSORS = tl.constexpr(MAX_TENSORS)
+_PLACE_FIELDS = tl.constexpr(PLACE_FIELDS)
+_PLACE_WORD = tl.constexpr(PLACE_WORD)
 
 
 class Strides(NamedTuple):
@@ -53,13 +61,15 @@ def plan(
     gather: bool,
     chunk_bytes: int,
     num_programs: int,
+    direct: bool = False,
 ) -> Launch:
     """One launch, given its label and pairs: of each tensor the addresses of source and target.
 
     Packed: every member has ``units`` head units and ``tokens`` tokens; those of position ``i`` begin at
     ``i * units`` and ``i * token_stride`` (0: all members have the same tokens). Otherwise the table says so.
     ``chunk_bytes``, a multiple of 16, and ``num_programs`` are equal in all members. A row of all tensors must fit
-    into a data slot.
+    into a data slot. ``direct``: targets are in the rank's segment, and peers put rows there; all addresses and
+    strides of all members are multiples of 16 then.
     """
     return plan_launch(
         ulysses_exchange,
@@ -67,10 +77,11 @@ def plan(
         num_programs,
         ROWS,
         alignment=combined(number for tensor in strides for number in tensor),
-        widths=FEW_WIDTHS,
+        widths=(16,) if direct else FEW_WIDTHS,
         tuples=((2,) * len(strides), (len(Strides._fields),) * len(strides)),
         after=(tuple(map(tuple, strides)), batch, units, tokens, token_stride, chunk_bytes),
         GATHER=gather,
+        DIRECT=direct,
     )
 
 
@@ -96,16 +107,26 @@ def ulysses_exchange(
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     GATHER: tl.constexpr,
+    DIRECT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
-    slot_rounds(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
-        HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
-        chunk_bytes, row_units, put_rows, take_rows, keep_rows,
-    )  # fmt: skip
+    if DIRECT:
+        direct_rounds(
+            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
+                       PACKED, PTX, GROUP, True),
+            HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
+            announce_targets, place_rows, keep_rows,
+        )  # fmt: skip
+    else:
+        slot_rounds(
+            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
+                       PACKED, PTX, GROUP, True),
+            HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
+            chunk_bytes, row_units, put_rows, take_rows, keep_rows,
+        )  # fmt: skip
 
 
 class HeadParts(NamedTuple):
@@ -196,26 +217,67 @@ def take_rows(group, parts, position, place, first, last):
 
 
 @triton.jit
+def announce_targets(edges, parts):
+    """Where each target begins in this segment, and its strides."""
+    own = segment(edges.group.lane, edges.rank)
+    lines = line(edges.group.lane, edges.peers, edges.rank)
+    for number in tl.static_range(len(parts.strides)):
+        words = _place_words(lines, edges.published % 2, number)
+        _, _, target_batch, target_token, _ = parts.strides[number]
+        tl.store(words, edges.peers * 0 + (parts.addresses[number][1] - own), mask=edges.others)
+        tl.store(words + 1, edges.peers * 0 + target_batch, mask=edges.others)
+        tl.store(words + 2, edges.peers * 0 + target_token, mask=edges.others)
+
+
+@triton.jit
+def place_rows(edges, parts, position):
+    group = edges.group
+    peer = rank_at(group, position)
+    slot = tl.load(word_pointer(edge_state(group.lane, peer)) + EDGE_OBSERVED) % 2
+    words = line(group.lane, edges.rank, peer)
+    for number in tl.static_range(len(parts.strides)):
+        place = _place_words(words, slot, number)
+        target = segment(group.lane, peer) + tl.load(place, volatile=True)
+        target_batch, target_token = tl.load(place + 1, volatile=True), tl.load(place + 2, volatile=True)
+        _move_rows(group, parts, position, number, target, target_batch, target_token)
+
+
+@triton.jit
+def _place_words(line_address, slot, number: tl.constexpr):
+    """Pointer to the words that say where the writer of a line has a tensor."""
+    return word_pointer(line_address + (_PLACE_WORD + (slot * _MAX_TENSORS + number) * _PLACE_FIELDS) * 8)
+
+
+@triton.jit
 def keep_rows(group, parts):
-    unit_begin, num_units = _units_at(group, parts, group.index)
-    token_begin, row_tokens = _tokens_at(group, parts, group.index)
+    for number in tl.static_range(len(parts.strides)):
+        _, _, target_batch, target_token, _ = parts.strides[number]
+        _move_rows(group, parts, group.index, number, parts.addresses[number][1], target_batch, target_token)
+
+
+@triton.jit
+def _move_rows(group, parts, position, number: tl.constexpr, target, target_batch, target_token):
+    """This program's share of what goes to a member, to where its ``target`` of those strides wants it."""
+    source_batch, source_token, _, _, unit_bytes = parts.strides[number]
+    source = parts.addresses[number][0]
+    if parts.gather:
+        token_begin, row_tokens = _tokens_at(group, parts, position)
+        unit_begin, num_units = _units_at(group, parts, group.index)
+        source += token_begin * source_token
+        target += unit_begin * unit_bytes
+    else:
+        unit_begin, num_units = _units_at(group, parts, position)
+        token_begin, row_tokens = _tokens_at(group, parts, group.index)
+        source += unit_begin * unit_bytes
+        target += token_begin * target_token
     num_rows = parts.batch * row_tokens
     share = (num_rows + tl.num_programs(0) - 1) // tl.num_programs(0)
     first = tl.program_id(0) * share
-    last = tl.minimum(first + share, num_rows)
-    for number in tl.static_range(len(parts.strides)):
-        source, target = parts.addresses[number]
-        source_batch, source_token, target_batch, target_token, unit_bytes = parts.strides[number]
-        if parts.gather:
-            source += token_begin * source_token
-            target += unit_begin * unit_bytes
-        else:
-            source += unit_begin * unit_bytes
-            target += token_begin * target_token
-        _copy_rows(
-            target, target_batch, target_token, source, source_batch, source_token,
-            row_tokens, first, last, num_units * unit_bytes, False, False, parts.width, parts.block,
-        )  # fmt: skip
+    _copy_rows(
+        target, target_batch, target_token, source, source_batch, source_token,
+        row_tokens, first, tl.minimum(first + share, num_rows), num_units * unit_bytes,
+        False, False, parts.width, parts.block,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -68,7 +68,10 @@ def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Va
     for width in FEW_WIDTHS:
         for gather, num_tensors in ((True, 1), *((False, number) for number in _HEAD_TENSORS)):
             tuples = ((2,) * num_tensors, (len(Strides._fields),) * num_tensors)
-            yield from variants(ulysses_exchange, ROWS, with_parts, tuples=tuples, GATHER=gather, WIDTH=width)
+            for direct in (False, True)[: 2 if width == 16 else 1]:
+                yield from variants(
+                    ulysses_exchange, ROWS, with_parts, tuples=tuples, GATHER=gather, DIRECT=direct, WIDTH=width
+                )
     for size in sizes:
         for width in PAYLOAD_WIDTHS:
             its_way, common = [{"PACKED": size <= MAX_PACKED}], {"WIDTH": width, "BLOCK": tile_pairs(size, ptx)}

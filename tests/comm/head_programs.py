@@ -41,6 +41,13 @@ def check_case(comm: GroupFreeComm, ranks: tuple[int, ...], case: Case, key: int
         again = comm.scatter_heads([_restrided(inputs[me][number])], group, **options, out=[room[:, 2:-1]])
         assert same_bits(again[0], wanted), f"strided scatter {case} in {ranks}"
         assert same_bits(room[:, :2], stale(tuple(room[:, :2].shape), dtype)), "wrote outside"
+        # The same where peers can write, if there is such a place.
+        (place,) = comm.empty_for_heads([room.shape], dtype)
+        place.copy_(stale(tuple(room.shape), dtype))
+        (again,) = comm.scatter_heads([inputs[me][number]], group, **options, out=[place[:, 2:-1]])
+        assert same_bits(again, wanted), f"scatter into place {case} in {ranks}"
+        for edge in (place[:, :2], place[:, -1:]):
+            assert same_bits(edge, stale(tuple(edge.shape), dtype)), "wrote beside its place"
         heads_of: dict[str, Any] = {} if even else {"tokens": tokens, "heads": [unit * heads for unit in units]}
         back = comm.gather_heads(scattered[number], group, **heads_of)
         assert same_bits(back, inputs[me][number]), f"gather {case} in {ranks}"

@@ -90,7 +90,7 @@ def test_types_do_not_depend_on_values() -> None:
     # The launcher appends the constants to the arguments.
     assert tuple(types)[-len(CONSTANTS) :] == tuple(CONSTANTS) == constant_names(push_exchange)
     constants = {name: value for name, value in CONSTANTS.items() if name != "TMA"}
-    heads = Variant.of(ulysses_exchange, tuples=((2, 2), (5, 5)), GATHER=False, **constants)
+    heads = Variant.of(ulysses_exchange, tuples=((2, 2), (5, 5)), GATHER=False, DIRECT=False, **constants)
     assert signature(heads)["addresses"] == (("i64",) * 2,) * 2
     assert signature(heads)["strides"] == (("i64",) * 5,) * 2
     with pytest.raises(TypeError, match="takes the constants"):

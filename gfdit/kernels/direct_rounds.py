@@ -1,0 +1,51 @@
+"""Two-way exchanges straight into place, whatever the parts are: each byte is written once, where it belongs.
+
+An operation is two instances of each edge. The first says where in the own segment the outputs are, and that what
+was there may be overwritten. The second says that all has been put there::
+
+    announce places, token to all | await token of peer 1, put | of peer 2, put | ... | token to all
+    copy what stays on the rank   | await the second token of all
+
+Programs of a launch are channels: each has its share of what goes to every peer. With no data slots there is
+nothing to drain and no round; the price is a hop before the first byte.
+
+After a failure a peer that comes late may still store into the outputs, until the reset of the edge.
+
+What differs is passed in, as functions of one kind of parts:
+
+- ``ANNOUNCE(edges, parts)``: this rank's places to all peers, in their lines, beside the token of the first
+  instance;
+- ``PUT(edges, parts, position)``: this program's share of what goes to a member, which has announced its places;
+- ``KEEP(group, parts)``: this program's share of what stays on the rank.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gfdit.kernels.edges import await_credit, finish, observe, publish, usable
+
+
+@triton.jit
+def direct_rounds(edges, parts, ANNOUNCE: tl.constexpr, PUT: tl.constexpr, KEEP: tl.constexpr):
+    """A whole launch. The number of programs is equal in all members."""
+    program = tl.program_id(0)
+    if usable(edges):
+        going = await_credit(edges)
+        if going == 1:
+            ANNOUNCE(edges, parts)
+            publish(edges, edges.others, edges.published, program)
+        for distance in range(1, edges.group.size):
+            position = (edges.group.index + distance) % edges.group.size
+            if going == 1:
+                going = observe(edges, edges.others & (edges.positions == position), edges.observed, program)
+                if going == 1:
+                    PUT(edges, parts, position)
+        if going == 1:
+            publish(edges, edges.others, edges.published + 1, program)
+            KEEP(edges.group, parts)
+            going = observe(edges, edges.others, edges.observed + 1, program)
+        # A two-way instance proves that the peer has consumed all of mine before it.
+        twice = tl.where(edges.others, 2, 0)
+        finish(edges, twice, twice, edges.published + 1)
