@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from gfdit.kernels.compiled import Variant, compile_variant, kernel_name  # noqa: E402
 from gfdit.kernels.variants import all_variants  # noqa: E402
 from tools.ptx import loaded_ahead  # noqa: E402
+from tools.sass import copy_loops  # noqa: E402
 
 CAPABILITIES = (80, 90, 100)
 WORLD_SIZE = 8
@@ -46,13 +47,15 @@ BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
 class Figures(NamedTuple):
     """Of one variant: registers of a thread, its stack, to which they spill, and shared memory of a program.
 
-    ``flight_bytes``: what a program has loaded, or is loading, before it stores the first of it.
+    ``flight_bytes``: what a program has loaded, or is loading, before it stores the first of it. Of the turn of a
+    loop that copies, the instructions of a thread: of the loops that move the most, the one that takes the most.
     """
 
     registers: int
     stack_bytes: int
     shared_bytes: int
     flight_bytes: int
+    turn_instructions: int
 
 
 class Compiled(NamedTuple):
@@ -94,10 +97,15 @@ def compile_one(job: tuple[int, int]) -> Compiled:
     variant = variants_for(capability)[number]
     compiled = compile_variant(variant, target_of(capability))
     registers, stack_bytes = usage_of(compiled.asm["cubin"])
+    turns = copy_loops(compiled.asm["cubin"])
+    largest = max((turn.stored_bytes for turn in turns), default=0)
+    instructions = max((turn.num_instructions for turn in turns if turn.stored_bytes == largest), default=0)
     ptx, shared_bytes = compiled.asm["ptx"], compiled.metadata.shared
     by_tiles = dict(variant.constants).get("TMA", False)  # they are in shared memory
     in_flight = shared_bytes if by_tiles else 32 * variant.num_warps * loaded_ahead(ptx)
-    return Compiled(str(variant), capability, Figures(registers, stack_bytes, shared_bytes, in_flight), ptx)
+    return Compiled(
+        str(variant), capability, Figures(registers, stack_bytes, shared_bytes, in_flight, instructions), ptx
+    )
 
 
 def usage_of(cubin: bytes) -> tuple[int, int]:
@@ -146,12 +154,12 @@ def to_table(record: dict[str, Any]) -> str:
     for name, rows in record["variants"].items():
         kernels.setdefault(name.split("(")[0], []).append(rows)
     heads = [f"registers, {capability // 10}.{capability % 10}" for capability in CAPABILITIES]
-    heads += ["spilled bytes", "shared bytes", "bytes in flight"]
+    heads += ["spilled bytes", "shared bytes", "bytes in flight", "instructions a turn"]
     lines = ["| kernel | variants | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
     for kernel, variants in sorted(kernels.items()):
         cells = [kernel, str(len(variants))]
         cells += [_range(rows[str(c)][0] for rows in variants if str(c) in rows) for c in CAPABILITIES]
-        cells += [_range(figures[at] for rows in variants for figures in rows.values()) for at in (1, 2, 3)]
+        cells += [_range(figures[at] for rows in variants for figures in rows.values()) for at in (1, 2, 3, 4)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

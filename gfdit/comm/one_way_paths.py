@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gfdit.comm.choice import Choice, Path
-from gfdit.kernels import low_latency_broadcast, multicast_broadcast, recv, send
+from gfdit.kernels import gate, low_latency_broadcast, multicast_broadcast, recv, send
 from gfdit.kernels.members import Members
 
 Run = Callable[[int, int], None]
@@ -28,7 +28,16 @@ def _push(members: Members, num_bytes: int, choice: Choice) -> Run:
 
 def _pull(members: Members, num_bytes: int, choice: Choice) -> Run:
     num_programs = _num_programs(num_bytes, choice)
-    return recv.plan(members, num_bytes, chunk_bytes=choice.chunk_bytes, num_programs=num_programs)
+    receive = recv.plan(members, num_bytes, chunk_bytes=choice.chunk_bytes, num_programs=num_programs)
+    if num_programs == 1:
+        return receive
+    wait = gate.plan(members)
+
+    def run(label: int, target: int) -> None:
+        wait(label)
+        receive(label, target)
+
+    return run
 
 
 def _num_programs(num_bytes: int, choice: Choice) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gfdit.kernels.barrier import barrier
 from gfdit.kernels.compiled import Variant
+from gfdit.kernels.gate import gate
 from gfdit.kernels.launch import BULK, FEW_WIDTHS, ONE_WARP, ROWS, SMALL, TILED, WIDTHS, LaunchShape, block_bytes
 from gfdit.kernels.low_latency import PAYLOAD_WIDTHS, tile_pairs
 from gfdit.kernels.low_latency_all_reduce import DTYPES, low_latency_all_reduce
@@ -54,7 +55,8 @@ def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Va
                     kernel, num_warps=shape.num_warps, tuples=tuples, GROUP=group, **way, **constants, PTX=ptx
                 )
 
-    yield from variants(barrier, ONE_WARP, ways)
+    for kernel in (barrier, gate):
+        yield from variants(kernel, ONE_WARP, ways)
     for way in with_parts:
         for width in WIDTHS if way is by_value else FEW_WIDTHS:
             yield from variants(push_exchange, BULK, [way], TMA=False, WIDTH=width)

@@ -153,12 +153,13 @@ def test_the_record_is_complete_and_true(compiled, record) -> None:
     for result in compiled:
         figures = record["variants"].get(result.variant, {}).get(str(result.capability))
         assert figures, f"{result.variant} for {result.capability} is not recorded: run make kernels"
-        registers, stack_bytes, shared_bytes, flight_bytes = figures
+        registers, stack_bytes, shared_bytes, flight_bytes, turn_instructions = figures
         if record["triton"] == triton.__version__:
             assert abs(result.figures.registers - registers) <= 8, result.variant
             assert result.figures.stack_bytes <= stack_bytes + 64, result.variant
             assert result.figures.shared_bytes <= shared_bytes + 1024, result.variant
             assert result.figures.flight_bytes == flight_bytes, result.variant
+            assert abs(result.figures.turn_instructions - turn_instructions) <= 32, result.variant
 
 
 def test_nothing_of_the_record_spills(record) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gfdit.comm import GroupFreeComm
+from gfdit.comm import CommError, GroupFreeComm
 from gfdit.comm.agreement import EdgeAgreement
 from gfdit.comm.choice import Choice, Path
 from tests.comm.soak import perform
@@ -188,3 +188,25 @@ def bursts(comm: GroupFreeComm) -> None:
 
 def test_bursts_in_both_directions() -> None:
     assert run_all(2, bursts, slot_bytes=SLOT_BYTES) == [None] * 2
+
+
+def nobody_sends(comm: GroupFreeComm) -> list[str]:
+    if comm.rank == 1:
+        return []
+    always(comm, Choice(Path.PUSH, CHUNK_BYTES, num_programs=3))
+    target, seen = stale((4 * CHUNK_BYTES,), torch.uint8), []
+    for _ in range(2):
+        try:
+            comm.recv(target, 1)
+        except CommError as error:
+            seen.append(f"{type(error).__name__}: {error}")
+    return seen
+
+
+def test_a_receiver_waits_at_the_gate() -> None:
+    """It reports who did not come, and the receiver behind it finds a broken edge."""
+    with open_world(2, slot_bytes=SLOT_BYTES) as world:
+        world.start_all(nobody_sends, heap_class=InterpretedHeap, comm_timeout_s=1.0)
+        first, second = world.result(0)
+    assert first.startswith("CommTimeout") and "send of group (1, 0)" in first
+    assert second.startswith("CommAborted") and "needs a reset" in second
