@@ -5,8 +5,8 @@ many instructions that takes it. What a machine says is in ``DEVICES``. The rest
 that the smallest collective takes what others have published for theirs. Which path is taken, in which chunks, by
 how many programs is up to the same selector as in serving.
 
-The model is a lower bound in one way, since nothing disturbs anybody, and an upper bound in another: programs work
-in step, so nobody drains a slot while another one pushes. Writes the tables in ``docs/performance.md``.
+It is a lower bound: nothing else runs, ranks begin together, and programs that use the memory are evenly mixed
+with those that use the link, which is what kernels aim at. Writes the tables in ``docs/performance.md``.
 """
 
 from __future__ import annotations
@@ -118,10 +118,14 @@ class Model:
             code = self._code("ulysses_exchange", "DIRECT=True") if heads else self._code("pull_exchange", "")
             # What a remote load brings is on its way for two hops.
             latency_us = LOAD_US if choice.path is Way.DIRECT_PUSH else LOAD_US + HOP_US
-            copy_us = self._copy_us(code, sent_bytes, choice.num_programs, self.device.link_rate, latency_us)
-            # What stays on the rank is copied while the last token travels.
-            own_us = self._copy_us(code, situation.num_bytes, choice.num_programs, self.device.memory_rate / 2)
-            us = START_US + HOP_US + copy_us + FENCE_US + max(HOP_US, own_us) + FINISH_US
+            rate = choice.num_programs * code.program_rate(self.device, latency_us)
+            # Half of the programs copy what stays on the rank while the others use the link.
+            programs_us = (sent_bytes + situation.num_bytes) / rate / 1e3
+            copy_us = max(sent_bytes / min(rate / 2, self.device.link_rate) / 1e3, programs_us)
+            if not heads:  # there all of them do the one and then the other
+                own_us = situation.num_bytes / min(rate, self.device.memory_rate / 2) / 1e3
+                copy_us = sent_bytes / min(rate, self.device.link_rate) / 1e3 + own_us
+            us = START_US + HOP_US + copy_us + FENCE_US + HOP_US + FINISH_US
         elif choice.path in (Way.PUSH, Way.TMA):
             constants = f"TMA={choice.path is Way.TMA}"
             code = (
@@ -133,25 +137,22 @@ class Model:
         return Expected(choice, sent_bytes, us)
 
     def _turns_us(self, code: Code, situation: Situation, choice: Choice) -> float:
-        """Through data slots: chunk after chunk to every peer, a token behind each, and out of the own slots."""
+        """Through data slots: a chunk to every peer, tokens behind them, and as much out of the own slots."""
         assert situation.num_bytes is not None
-        num_peers, total_us, left_bytes = situation.group_size - 1, 0.0, situation.num_bytes
+        num_peers, slot_bytes = situation.group_size - 1, self.site.layout.slot_bytes
+        total_us, left_bytes, take_us = 0.0, situation.num_bytes, 0.0
         while left_bytes > 0:
-            turn_bytes = min(choice.chunk_bytes * choice.num_programs, left_bytes)
+            # A turn does not cross the end of a slot.
+            turn_bytes = min(choice.chunk_bytes * choice.num_programs, left_bytes, slot_bytes)
             num_programs = math.ceil(turn_bytes / choice.chunk_bytes)
-            put_us = self._copy_us(code, turn_bytes * num_peers, num_programs, self.device.link_rate)
-            take_us = self._copy_us(code, turn_bytes * num_peers, num_programs, self.device.memory_rate / 2)
-            # A token to each peer waits for what was stored before it, by the program alone.
-            alone_us = turn_bytes * num_peers / num_programs / code.program_rate(self.device) / 1e3
-            total_us += max(put_us, alone_us + num_peers * FENCE_US) + take_us
+            link_us = turn_bytes * num_peers / self.device.link_rate / 1e3
+            take_us = turn_bytes * num_peers / num_programs / code.program_rate(self.device) / 1e3
+            # A program alone: it puts, waits for the release, and takes as much.
+            total_us += max(link_us, 2 * take_us + FENCE_US)
             left_bytes -= turn_bytes
-        return total_us
-
-    def _copy_us(
-        self, code: Code, num_bytes: float, num_programs: int, limit: float, latency_us: float = LOAD_US
-    ) -> float:
-        rate = num_programs * code.program_rate(self.device, latency_us)
-        return num_bytes / min(rate, limit) / 1e3
+        # The last chunks are taken when nothing travels any more; what stays was copied by then.
+        own_us = situation.num_bytes / choice.num_programs / code.program_rate(self.device) / 1e3
+        return total_us + max(take_us, own_us / 2)
 
     def _code(self, kernel: str, constants: str) -> Code:
         """The slowest variant for large groups and whole words."""

@@ -33,8 +33,10 @@ _MOST_LOW_LATENCY_PROGRAMS = 32
 # An exchange of heads of less than this in all would wait longer for the peers' places than to drain its slots.
 _DIRECT_BYTES = 1 << 20
 # What rules choose from, and what is worth measuring.
-NUM_PROGRAMS = (1, 8, 32)
-_MEASURED_PROGRAMS = (1, 2, 4, 8, 16, 32)
+NUM_PROGRAMS = (1, 8, 32, 64)
+_MEASURED_PROGRAMS = (1, 2, 4, 8, 16, 32, 64)
+# What goes one way goes beside compute, which wants most of the multiprocessors.
+_MOST_ONE_WAY_PROGRAMS = 32
 _PATHS_OF_ONE_PROGRAM = (Path.BARRIER, Path.COPY_ENGINE)
 _PATHS_WITH_CHUNKS = (Path.PUSH, Path.TMA)
 _ONE_WAY = (Operation.BROADCAST, Operation.SEND)
@@ -181,7 +183,8 @@ class Selector:
         if situation.num_bytes is None:
             return Choice(path, push_chunk_bytes(slot_bytes, slot_bytes, MAX_PROGRAMS), _UNEVEN_PROGRAMS)
         total = situation.num_bytes * max(situation.group_size - 1, 1)
-        wanted = min(-(-total // _BYTES_PER_PROGRAM), NUM_PROGRAMS[-1])
+        most = _MOST_ONE_WAY_PROGRAMS if situation.operation in _ONE_WAY else NUM_PROGRAMS[-1]
+        wanted = min(-(-total // _BYTES_PER_PROGRAM), most)
         num_programs = next(number for number in NUM_PROGRAMS if number >= wanted)
         return Choice(path, push_chunk_bytes(slot_bytes, situation.num_bytes, num_programs), num_programs)
 

@@ -3,11 +3,14 @@
 An operation is two instances of each edge. The first says where in the own segment the outputs are, and that what
 was there may be overwritten. The second says that all has been put there::
 
-    announce places, token to all | await token of peer 1, put | of peer 2, put | ... | token to all
-    copy what stays on the rank   | await the second token of all
+    even   announce, token to all | await token of peer 1, put | of peer 2, put | ... | token to all | copy what
+           stays | await the second token of all
+    odd    announce, token to all | copy what stays | await token of peer 1, put | of peer 2, put | ... | token to
+           all | await the second token of all
 
-Programs of a launch are channels: each has its share of what goes to every peer. With no data slots there is
-nothing to drain and no round; the price is a hop before the first byte.
+Programs of a launch are channels: each has its share of what goes to every peer. Half of them copy what stays on
+the rank, which only needs the memory, while the others use the link. With no data slots there is nothing to drain
+and no round; the price is a hop before the first byte.
 
 After a failure a peer that comes late may still store into the outputs, until the reset of the edge.
 
@@ -36,16 +39,22 @@ def direct_rounds(edges, parts, ANNOUNCE: tl.constexpr, PUT: tl.constexpr, KEEP:
         if going == 1:
             ANNOUNCE(edges, parts)
             publish(edges, edges.others, edges.published, program)
-        for distance in range(1, edges.group.size):
-            position = (edges.group.index + distance) % edges.group.size
-            if going == 1:
-                going = observe(edges, edges.others & (edges.positions == position), edges.observed, program)
+        for half in range(0, 2):
+            if half % 2 != program % 2:
                 if going == 1:
-                    PUT(edges, parts, position)
+                    KEEP(edges.group, parts)
+            else:
+                for distance in range(1, edges.group.size):
+                    position = (edges.group.index + distance) % edges.group.size
+                    if going == 1:
+                        here = edges.others & (edges.positions == position)
+                        going = observe(edges, here, edges.observed, program)
+                        if going == 1:
+                            PUT(edges, parts, position)
+                if going == 1:
+                    publish(edges, edges.others, edges.published + 1, program)
         if going == 1:
-            publish(edges, edges.others, edges.published + 1, program)
-            KEEP(edges.group, parts)
-            going = observe(edges, edges.others, edges.observed + 1, program)
+            observe(edges, edges.others, edges.observed + 1, program)
         # A two-way instance proves that the peer has consumed all of mine before it.
         twice = tl.where(edges.others, 2, 0)
         finish(edges, twice, twice, edges.published + 1)

@@ -2,14 +2,14 @@
 
 Each rank pushes what goes to a peer into that peer's data slot and copies out of its own slots what came. A
 message larger than a slot goes in rounds, one instance of the edge each; a round goes in chunks, each with its own
-token. Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot::
+token. Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot. A turn is a
+chunk to every peer with the tokens behind them, then one from every peer, of the turn before; programs of odd
+numbers do it the other way round, so that at any time some use the link and the others the memory::
 
-    turn 0      push chunk to peer 1, token | to peer 2, token | ...  | copy what stays on the rank
-    turn 1..    push the next chunks, as above                        | await chunk of peer -1, copy it out | ...
-    last turn                                                         | await and copy out the last chunks
+    even   put 0, tokens | copy what stays | put 1, tokens | await and take 0 | put 2, tokens | ...
+    odd    copy what stays | put 0, tokens | await and take 0 | put 1, tokens | await and take 1 | ...
 
-So a peer can drain a chunk as soon as it is there, and remote and local copies of different programs overlap. With
-no bytes at all it is a barrier.
+So a peer can drain a chunk as soon as it is there. With no bytes at all it is a barrier.
 
 Why the two data slots are enough although programs run at their own pace: in every round of an operation each
 program publishes all its tokens, with or without bytes, so observing round ``n + 1`` from the peer's program
@@ -71,30 +71,34 @@ def slot_rounds(
         going = await_credit(edges)
         for step in range(0, tl.maximum(tl.max(rounds), 1)):
             active = edges.others & (step < rounds)
-            for turn in range(0, turns + 1):
-                chunk = turn * num_programs + program
-                if (turn < turns) & (going == 1):
-                    for distance in range(1, edges.group.size):
-                        position = (edges.group.index + distance) % edges.group.size
-                        first, last, place = _chunk(
-                            edges.group, parts, position, step, chunk, chunk_bytes, UNITS, True
-                        )
-                        PUT(edges.group, parts, position, place, first, last)
-                        here = active & (edges.positions == position) & (chunk < chunks)
-                        publish(edges, here, edges.published + step, chunk)
-                if (turn == 0) & (step == 0) & (going == 1):
-                    KEEP(edges.group, parts)
-                chunk -= num_programs
-                for distance in range(1, edges.group.size):
-                    if (turn > 0) & (going == 1):
-                        position = (edges.group.index + edges.group.size - distance) % edges.group.size
-                        here = active & (edges.positions == position) & (chunk < chunks)
-                        going = observe(edges, here, edges.observed + step, chunk)
-                        if going == 1:
+            for half in range(0, 2 * turns + 2):
+                turn = half // 2
+                if half % 2 == program % 2:
+                    chunk = turn * num_programs + program
+                    if (turn < turns) & (going == 1):
+                        for distance in range(1, edges.group.size):
+                            position = (edges.group.index + distance) % edges.group.size
                             first, last, place = _chunk(
-                                edges.group, parts, position, step, chunk, chunk_bytes, UNITS, False
+                                edges.group, parts, position, step, chunk, chunk_bytes, UNITS, True
                             )
-                            TAKE(edges.group, parts, position, place, first, last)
+                            PUT(edges.group, parts, position, place, first, last)
+                        # One release for all peers: each would wait until what was stored before it has arrived.
+                        publish(edges, active & (chunk < chunks), edges.published + step, chunk)
+                elif turn == 0:
+                    if (step == 0) & (going == 1):
+                        KEEP(edges.group, parts)
+                else:
+                    chunk = (turn - 1) * num_programs + program
+                    for distance in range(1, edges.group.size):
+                        if going == 1:
+                            position = (edges.group.index + edges.group.size - distance) % edges.group.size
+                            here = active & (edges.positions == position) & (chunk < chunks)
+                            going = observe(edges, here, edges.observed + step, chunk)
+                            if going == 1:
+                                first, last, place = _chunk(
+                                    edges.group, parts, position, step, chunk, chunk_bytes, UNITS, False
+                                )
+                                TAKE(edges.group, parts, position, place, first, last)
         # A two-way instance proves that the peer has consumed all of mine before it.
         finish(edges, rounds, rounds, edges.published + rounds - 1)
 

@@ -44,7 +44,7 @@ def direct(comm: GroupFreeComm, program: Any, *args: Any) -> Any:
             situation.operation in (Operation.SCATTER_HEADS, Operation.GATHER_HEADS) and situation.target_in_heap
         )
         taken.append(Path.DIRECT_PUSH if there else Path.PUSH)
-        return Choice(taken[-1], 256, 1)
+        return Choice(taken[-1], 256, situation.group_size)
 
     selector.force(choose)
     result = program(comm, *args)
