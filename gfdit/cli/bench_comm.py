@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,12 @@ from gfdit.cli.provenance import machine, provenance
 
 HEAPS = ("shared_memory", "local", "torch_symmetric", "interpreted")
 DEFAULT_SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
-INTERPRETED_SIZES = {"slot_bytes": 64 << 10, "low_latency_bytes": 4 << 10, "export_bytes": 64 << 10}
+INTERPRETED_SIZES = {
+    "slot_bytes": 64 << 10,
+    "low_latency_bytes": 4 << 10,
+    "export_bytes": 64 << 10,
+    "place_bytes": 64 << 10,
+}
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -130,15 +136,16 @@ def measure_rank(
     """Runs in every rank."""
     from gfdit.comm.measure import OPERATIONS, Case, measure
 
+    places = comm.selector.site.layout.place_bytes if comm.selector else 0
     cases: list[Case] = []
     for operation in operations or OPERATIONS:
         for group_size in groups if operation.name != "SEND" else [2]:
             for num_bytes in sizes if operation.name != "BARRIER" else [0]:
-                case = Case(operation, group_size, num_bytes)
+                case = Case(operation, group_size, num_bytes, place_bytes=places)
                 choices = [comm.selector.choose(case.situation)] if comm.selector else [None]
                 if every_way:
                     choices = comm.selector.candidates(case.situation)
-                cases += [Case(operation, group_size, num_bytes, choice) for choice in choices]
+                cases += [replace(case, choice=choice) for choice in choices]
     why = [comm.selector.explain(case.situation) if comm.selector else "" for case in cases]
     seconds = measure(comm, cases, rounds, max_repeats)
     hardware = comm.selector.site.hardware if comm.selector else ""

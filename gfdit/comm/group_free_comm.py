@@ -32,6 +32,7 @@ from gfdit.comm.slices import consecutive_slices
 MAX_PLANS = 1024
 
 _Planned = TypeVar("_Planned")
+Outputs = Callable[[], tuple[torch.Tensor, ...]]
 
 
 class GroupFreeComm:
@@ -119,11 +120,15 @@ class GroupFreeComm:
     def empty_for_heads(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """Uninitialised outputs for one exchange of heads: where peers can put them, if such a place is free.
 
-        Up to three. They may be anything that views them may be; only what is gone leaves its place to others.
+        Up to three. They are kept as any tensor is; only when nothing views them any more is their place free.
         """
-        places = self._transport.places
-        taken = places.take(shapes, dtype) if places else None
-        return taken or tuple([torch.empty(shape, dtype=dtype, device=self._device) for shape in shapes])
+        shapes = tuple(map(tuple, shapes))
+        return self._planned(("empty", shapes, dtype), lambda: self._plan_outputs(shapes, dtype))()
+
+    def _plan_outputs(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> Outputs:
+        places, device = self._transport.places, self._device
+        take = places.plan(shapes, dtype) if places else lambda: None
+        return lambda: take() or tuple([torch.empty(shape, dtype=dtype, device=device) for shape in shapes])
 
     def barrier(self, group: Group) -> None:
         """Returns once every member has entered."""
@@ -225,8 +230,8 @@ class GroupFreeComm:
             None if out is None else self._all_metadata(out),
             splits,
         )
-        plan, shapes = self._planned(key, lambda: self._plan_scatter(tensors, group, *splits, out))
-        targets = self.empty_for_heads(shapes, tensors[0].dtype) if out is None else tuple(out)
+        plan, outputs = self._planned(key, lambda: self._plan_scatter(tensors, group, *splits, out))
+        targets = outputs() if out is None else tuple(out)
         plan(tensors, targets)
         return targets
 
@@ -237,7 +242,7 @@ class GroupFreeComm:
         tokens: tuple[int, ...] | None,
         heads: tuple[int, ...] | None,
         out: Sequence[torch.Tensor] | None,
-    ) -> tuple[Plan, list[torch.Size]]:
+    ) -> tuple[Plan, Outputs]:
         self._check_member(group)
         tensors, out = _meta(tensors), None if out is None else _meta(out)
         exchange = scatter_exchange(tensors, len(group), group.index, tokens=tokens, heads=heads, out=out)
@@ -268,8 +273,8 @@ class GroupFreeComm:
             splits,
             replicated,
         )
-        plan, shapes = self._planned(key, lambda: self._plan_gather(tensor, group, *splits, replicated, outs))
-        targets = self.empty_for_heads(shapes, tensor.dtype) if outs is None else outs
+        plan, outputs = self._planned(key, lambda: self._plan_gather(tensor, group, *splits, replicated, outs))
+        targets = outputs() if outs is None else outs
         plan((tensor,), targets)
         return targets[0]
 
@@ -281,7 +286,7 @@ class GroupFreeComm:
         heads: tuple[int, ...] | None,
         replicated: bool,
         outs: Sequence[torch.Tensor] | None,
-    ) -> tuple[Plan, list[torch.Size]]:
+    ) -> tuple[Plan, Outputs]:
         self._check_member(group)
         exchange = gather_exchange(
             _meta((tensor,))[0],
@@ -294,12 +299,11 @@ class GroupFreeComm:
         )
         return self._plan_heads(Operation.GATHER_HEADS, group, exchange)
 
-    def _plan_heads(
-        self, operation: Operation, group: Group, exchange: HeadExchange
-    ) -> tuple[Plan, list[torch.Size]]:
-        """The operation, and the shapes of its outputs."""
+    def _plan_heads(self, operation: Operation, group: Group, exchange: HeadExchange) -> tuple[Plan, Outputs]:
+        """The operation, and what makes its outputs."""
         plan = self._transport.plan_heads(_call(operation, group), exchange)
-        return plan, [target.shape for target in exchange.targets]
+        shapes = [target.shape for target in exchange.targets]
+        return plan, self._plan_outputs(shapes, exchange.sources[0].dtype)
 
     def broadcast(self, x: torch.Tensor, src: int, group: Group) -> None:
         """``x`` of global rank ``src`` to every member, in place. The source need not wait for the others."""

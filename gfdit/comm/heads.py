@@ -48,6 +48,14 @@ class HeadExchange:
         whole = self.targets[tensor] if self.gather else self.sources[tensor]
         return whole.shape[2] // sum(self.units)
 
+    def output_shapes(self, position: int) -> list[tuple[int, ...]]:
+        """Of the targets of the member at ``position``."""
+        batch = self.sources[0].shape[0]
+        tokens = self.tokens[position] if self.gather else sum(self.tokens)
+        units = sum(self.units) if self.gather else self.units[position]
+        heads = [units * self.unit_heads(number) for number in range(len(self.sources))]
+        return [(batch, tokens, count, x.shape[3]) for count, x in zip(heads, self.sources, strict=True)]
+
     def parts(self, position: int, *, outgoing: bool) -> list[torch.Tensor]:
         """Of each source what goes to ``position``, or of each target what comes from there: heads or tokens."""
         tensors = self.sources if outgoing else self.targets

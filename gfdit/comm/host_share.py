@@ -54,7 +54,8 @@ def without_kernels() -> Iterator[GroupFreeComm]:
     def enqueue(num_programs: int, arguments: tuple[object, ...]) -> None:
         pass
 
-    sizes: dict[str, Any] = dict(DEVICE_SIZES)
+    # As on a GPU, but for what no operation here would use: shared memory is scarce.
+    sizes: dict[str, Any] = {**DEVICE_SIZES, "slot_bytes": 1 << 20, "place_bytes": 24 << 20, "scratch_bytes": 0}
     descriptor = SharedMemoryHeap.create(NUM_RANKS, **sizes)
     try:
         with patch.object(launcher, "_meet", lambda variant: enqueue):
@@ -67,13 +68,16 @@ def host_calls(comm: GroupFreeComm) -> dict[str, Callable[[], Any]]:
     group, own = comm.group(range(NUM_RANKS)), IMAGE_TOKENS // NUM_RANKS
     qkv = [torch.empty(1, own, HEADS, HEAD_SIZE, dtype=torch.bfloat16) for _ in range(3)]
     share = (1, IMAGE_TOKENS + TEXT_TOKENS, HEADS // NUM_RANKS, HEAD_SIZE)
-    joint = [torch.empty(share, dtype=torch.bfloat16)[:, TEXT_TOKENS:] for _ in range(3)]
     attended = torch.empty(share, dtype=torch.bfloat16)
     x, out = torch.empty(4096), torch.empty(NUM_RANKS * 4096)
 
+    def beside_text() -> None:
+        joint = comm.empty_for_heads((share,) * 3, torch.bfloat16)
+        comm.scatter_heads(qkv, group, out=[tensor[:, TEXT_TOKENS:] for tensor in joint])
+
     def step() -> None:
         for _ in range(BLOCKS):
-            comm.scatter_heads(qkv, group, out=joint)
+            beside_text()
             comm.gather_heads(attended[:, TEXT_TOKENS:], group)
 
     return {
@@ -83,7 +87,7 @@ def host_calls(comm: GroupFreeComm) -> dict[str, Callable[[], Any]]:
         "all_reduce": lambda: comm.all_reduce(x, group),
         "send": lambda: comm.send(x, 1),
         "scatter of q, k, v": lambda: comm.scatter_heads(qkv, group),
-        "scatter of q, k, v into place": lambda: comm.scatter_heads(qkv, group, out=joint),
+        "scatter of q, k, v beside text": beside_text,
         "gather": lambda: comm.gather_heads(attended, group),
         f"exchanges of {BLOCKS} blocks": step,
     }

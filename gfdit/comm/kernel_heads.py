@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,18 +48,15 @@ def largest_edge_bytes(heads: HeadExchange) -> int:
     return max((edge_bytes(heads, i, j) for i in positions for j in positions if i != j), default=0)
 
 
-def dense_bytes(heads: HeadExchange, position: int) -> list[int]:
-    """Of what each output has at a position, if nothing is beside it."""
-    tokens = heads.tokens[position] if heads.gather else sum(heads.tokens)
-    units = sum(heads.units) if heads.gather else heads.units[position]
-    return [heads.sources[0].shape[0] * tokens * units * unit_bytes for unit_bytes in _unit_bytes(heads)]
-
-
 def fit_places(heads: HeadExchange, places: Places | None) -> bool:
     """Whether peers can put rows into place, or their places; the same answer in all members."""
     if places is None or combined(_unit_bytes(heads)) % 16:
         return False
-    return all(places.hold(dense_bytes(heads, position)) for position in range(len(heads.tokens)))
+    itemsize = heads.sources[0].element_size()
+    return all(
+        places.hold([math.prod(shape) * itemsize for shape in heads.output_shapes(position)])
+        for position in range(len(heads.tokens))
+    )
 
 
 def plan_exchange(members: Members, heads: HeadExchange, choice: Choice) -> Run:
@@ -92,22 +90,24 @@ def plan_direct(members: Members, heads: HeadExchange, choice: Choice, places: P
     wide_sources, wide_targets = (all(map(_is_wide, side)) for side in (heads.sources, heads.targets))
 
     @functools.cache
-    def launch(as_given: bool, into_place: bool) -> Launch:
+    def launch(as_given: bool, into_targets: bool) -> Launch:
         sources = heads.sources if as_given else _dense(heads.sources)
-        return _plan_launch(
-            members, heads, choice, sources, heads.targets if into_place else _dense(heads.targets)
-        )
+        targets = heads.targets if into_targets else _dense(heads.targets)
+        return _plan_launch(members, heads, choice, sources, targets)
 
     def run(label: int, sources: Tensors, targets: Tensors) -> None:
-        as_given = wide_sources and not any(source.data_ptr() % 16 for source in sources)
+        pairs = _pairs(sources, targets)
+        as_given, into_targets = wide_sources, wide_targets
+        for source, target in pairs:
+            as_given &= not source % 16
+            into_targets &= reach.start <= target < reach.stop and not target % 16
+        if as_given and into_targets:
+            launch(True, True)(label, pairs)
+            return
         if not as_given:
             sources = [source.clone(memory_format=torch.contiguous_format) for source in sources]
-        pairs = _pairs(sources, targets)
-        if wide_targets and all(target in reach and target % 16 == 0 for _, target in pairs):
-            launch(as_given, True)(label, pairs)
-            return
-        taken = places.spare(shapes, dtype)
-        launch(as_given, False)(label, _pairs(sources, taken))
+        taken = targets if into_targets else places.spare(shapes, dtype)
+        launch(as_given, into_targets)(label, _pairs(sources, taken))
         _copy_others(targets, taken)
 
     return run

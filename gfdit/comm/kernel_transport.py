@@ -20,6 +20,7 @@ import torch
 
 from gfdit.comm.agreement import CREDIT_DIGEST, NUM_SLOTS, EdgeAgreement, edge_digest, make_token
 from gfdit.comm.choice import Choice, Path, Situation
+from gfdit.comm.copy_engine import copy_heads
 from gfdit.comm.cuda_setup import new_stream
 from gfdit.comm.even import EvenParts, even_parts
 from gfdit.comm.exchange import Exchange
@@ -113,11 +114,14 @@ class KernelTransport:
     def plan_heads(self, call: Call, heads: HeadExchange) -> Plan:
         if not fits(heads, self._layout.slot_bytes):
             return plan_by_copies(self, call, heads, self._rank)
-        into_place = fit_places(heads, self.places)
-        situation = Situation(
-            call.operation, len(call.ranks), largest_edge_bytes(heads), target_in_heap=into_place
+        num_bytes, into_place = largest_edge_bytes(heads), fit_places(heads, self.places)
+        choice = self.selector.choose(
+            Situation(call.operation, len(call.ranks), num_bytes, target_in_heap=into_place)
         )
-        choice = self.selector.choose(situation)
+        if choice.path is Path.COPY_ENGINE:
+            splits = zlib.crc32(repr((heads.tokens, heads.units)).encode())
+            members = self._of_one_digest(call, _digest(call, choice, num_bytes, splits))
+            return self._operation(call, self._guarding(members.table, copy_heads(members, heads, self._heap)))
         index = call.ranks.index(self._rank)
         digests = []
         for position in range(len(call.ranks)):
@@ -152,10 +156,8 @@ class KernelTransport:
 
     def _plan_one_way(self, call: Call, num_bytes: int, end: Callable[[Path], Any]) -> Plan:
         choice = self.selector.choose(Situation(call.operation, len(call.ranks), num_bytes))
-        packed = len(call.ranks) <= MAX_PACKED
-        table = self._no_table if packed else self._table([_row(rank) for rank in call.ranks])
-        members = self._group(call, _digest(call, choice, num_bytes, 0), table, packed)
-        launch = self._guarding(table, end(choice.path)(members, num_bytes, choice))
+        members = self._of_one_digest(call, _digest(call, choice, num_bytes, 0))
+        launch = self._guarding(members.table, end(choice.path)(members, num_bytes, choice))
         # Receivers share an edge with the source only.
         peers = call.ranks[1:] if self._rank == call.ranks[0] else call.ranks[:1]
         return self._operation(call, lambda label, tensor: launch(label, tensor.data_ptr()), peers)
@@ -274,6 +276,12 @@ class KernelTransport:
     def _group(self, call: Call, digest: int, table: torch.Tensor, packed: bool) -> Members:
         index = call.ranks.index(self._rank)
         return Members(self._state.constants, call.ranks, index, digest, table, packed, self._state.on_gpu)
+
+    def _of_one_digest(self, call: Call, digest: int) -> Members:
+        """All edges say the same."""
+        packed = len(call.ranks) <= MAX_PACKED
+        table = self._no_table if packed else self._table([_row(rank) for rank in call.ranks])
+        return self._group(call, digest, table, packed)
 
     def _table(self, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """In device memory, by a copy that the host does not wait for. It lives as long as its plan.

@@ -19,7 +19,18 @@ from gfdit.comm.group_free_comm import GroupFreeComm
 from gfdit.comm.heap import Operation
 from gfdit.comm.local_heap import LocalHeap
 
-OPERATIONS = (Operation.BARRIER, Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.BROADCAST, Operation.SEND)
+OPERATIONS = (
+    Operation.BARRIER,
+    Operation.ALL_GATHER,
+    Operation.ALL_TO_ALL,
+    Operation.BROADCAST,
+    Operation.SEND,
+    Operation.SCATTER_HEADS,
+    Operation.GATHER_HEADS,
+)
+# Heads of bfloat16, one to each rank: query, key and value before attention, its output after it.
+_HEAD_SIZE = 128
+_HEAD_TENSORS = {Operation.SCATTER_HEADS: 3, Operation.GATHER_HEADS: 1}
 # Repetitions of one measurement: as many as fit in this many bytes per pair, within limits.
 _VOLUME_BYTES, _MIN_REPEATS, _MAX_REPEATS = 256 << 20, 5, 200
 _WARM_UP = 3
@@ -27,16 +38,27 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operation of the first ``group_size`` ranks. ``num_bytes`` per pair; ``choice`` None: the selector's."""
+    """An operation of the first ``group_size`` ranks. ``num_bytes`` per pair; ``choice`` None: the selector's.
+
+    ``place_bytes``: of the heap.
+    """
 
     operation: Operation
     group_size: int
     num_bytes: int
     choice: Choice | None = None
+    place_bytes: int = 0
 
     @property
     def situation(self) -> Situation:
-        return Situation(self.operation, self.group_size, self.num_bytes)
+        num_tensors = _HEAD_TENSORS.get(self.operation, 0)
+        into_place = num_tensors > 0 and self.num_bytes * self.group_size + 256 * num_tensors <= self.place_bytes
+        return Situation(self.operation, self.group_size, self.num_bytes, target_in_heap=into_place)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of each rank, if heads are exchanged: about as many bytes for each pair."""
+        return max(self.num_bytes // (2 * _HEAD_SIZE * _HEAD_TENSORS[self.operation]), 1)
 
     @property
     def repeats(self) -> int:
@@ -87,8 +109,20 @@ def make_call(comm: GroupFreeComm, group: Group, case: Case) -> Callable[[], Non
             if comm.rank == group.ranks[0]:
                 return lambda: comm.send(x, group.ranks[1])
             return lambda: comm.recv(x, group.ranks[0])
+        case Operation.SCATTER_HEADS:
+            shape = (1, case.num_tokens, size, _HEAD_SIZE)
+            qkv = [torch.zeros(shape, dtype=torch.bfloat16, device=comm.device) for _ in range(3)]
+            return lambda: _use(comm.scatter_heads(qkv, group))
+        case Operation.GATHER_HEADS:
+            shape = (1, case.num_tokens * size, 1, _HEAD_SIZE)
+            attended = torch.zeros(shape, dtype=torch.bfloat16, device=comm.device)
+            return lambda: _use(comm.gather_heads(attended, group))
         case _:
             raise ValueError(f"{case.operation.name.lower()} is not measured by itself")
+
+
+def _use(outputs: object) -> None:
+    """They are gone when the call returns, as after a layer."""
 
 
 def captured(call: Callable[[], None], count: int) -> torch.cuda.CUDAGraph:

@@ -12,13 +12,17 @@ whatever reason, copies them out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from gfdit.comm.heap import KernelHeap
 from gfdit.comm.heap_tensors import with_own_storage
 from gfdit.comm.layout import MAX_TENSORS, NUM_PLACES
+
+Tensors = tuple[torch.Tensor, ...]
+_View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Size, stride and offset, in elements."""
 
 # Of tensors within a place, in bytes.
 _ALIGNMENT = 256
@@ -39,21 +43,36 @@ class Places:
         """Whether one place has room for tensors of these sizes."""
         return len(tensor_bytes) <= MAX_TENSORS and sum(map(_aligned, tensor_bytes)) <= self.num_bytes
 
-    def take(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...] | None:
-        """Dense tensors in a free place, uninitialised; None if there is none, or no room in it.
+    def plan(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> Callable[[], Tensors | None]:
+        """Dense tensors in a free place, uninitialised, each time it is called; None if there is no such place.
 
         None while a graph is captured, too: its replays would fill the place at any time.
         """
         if not self.hold([math.prod(shape) * dtype.itemsize for shape in shapes]):
-            return None
-        if self._on_gpu and torch.cuda.is_current_stream_capturing():
-            return None
-        free = next((place for place in self._places[:-1] if place.is_free()), None)
-        return free.tensors(shapes, dtype) if free else None
+            return lambda: None
+        views, on_gpu, places = _views(shapes, dtype), self._on_gpu, self._places[:-1]
 
-    def spare(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        def take() -> Tensors | None:
+            if on_gpu and torch.cuda.is_current_stream_capturing():
+                return None
+            for place in places:
+                if place.is_free():
+                    return place.tensors(views, dtype)
+            return None
+
+        return take
+
+    def spare(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensors:
         """The same in the place that is never handed out: until the next exchange."""
-        return self._places[-1].tensors(shapes, dtype)
+        return self._places[-1].tensors(_views(shapes, dtype), dtype)
+
+
+def spare_of(heap: KernelHeap, rank: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensors:
+    """What ``Places.spare`` is on ``rank``, which this one can write."""
+    begin = heap.layout.place_offset(NUM_PLACES - 1)
+    flat = heap.segment(rank)[begin : begin + heap.layout.place_bytes].view(dtype)
+    first = flat.storage_offset()
+    return tuple([flat.as_strided(size, stride, first + at) for size, stride, at in _views(shapes, dtype)])
 
 
 class _Place:
@@ -66,23 +85,25 @@ class _Place:
     def is_free(self) -> bool:
         return self._uses() == self._own_uses
 
-    def tensors(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def tensors(self, views: Sequence[_View], dtype: torch.dtype) -> Tensors:
         flat = self._typed.get(dtype)
         if flat is None:
             flat = self._typed[dtype] = self._typed[torch.uint8].view(dtype)
             self._own_uses += 1
-        begin, made = 0, []
-        for shape in shapes:
-            strides, num_elements = [], 1
-            for extent in reversed(shape):
-                strides.append(num_elements)
-                num_elements *= extent
-            made.append(torch.as_strided(flat, shape, strides[::-1], begin))
-            begin += _aligned(num_elements * dtype.itemsize) // dtype.itemsize
-        return tuple(made)
+        return tuple([flat.as_strided(*view) for view in views])
 
     def _uses(self) -> int:
         return int(torch._C._storage_Use_Count(self._storage._cdata))
+
+
+def _views(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[_View]:
+    """Dense tensors one behind the other."""
+    begin, views = 0, []
+    for shape in shapes:
+        meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        views.append((tuple(meta.shape), meta.stride(), begin))
+        begin += _aligned(meta.nbytes) // dtype.itemsize
+    return views
 
 
 def _aligned(num_bytes: int) -> int:

@@ -42,7 +42,8 @@ _PATHS_WITH_CHUNKS = (Path.PUSH, Path.TMA)
 _ONE_WAY = (Operation.BROADCAST, Operation.SEND)
 _ONE_WAY_PATHS = (Path.LOW_LATENCY, Path.PUSH, Path.MULTICAST)
 _HEADS = (Operation.SCATTER_HEADS, Operation.GATHER_HEADS)
-_HEADS_PATHS = (Path.PUSH, Path.DIRECT_PUSH)
+# Heads through data slots, or into a place that is large enough.
+_INTO_PLACE = (Path.DIRECT_PUSH, Path.COPY_ENGINE)
 
 logger = logging.getLogger("gfdit.comm")
 
@@ -152,8 +153,10 @@ class Selector:
             return "there is no such path"
         if situation.operation in _ONE_WAY and path not in _ONE_WAY_PATHS:
             return "it is for exchanges"
-        if situation.operation in _HEADS and path not in _HEADS_PATHS:
-            return "it copies bytes, not heads"
+        if situation.operation in _HEADS:
+            if path in _INTO_PLACE:
+                return None if situation.target_in_heap else "the outputs do not fit into a place"
+            return None if path is Path.PUSH else "it copies bytes, not heads"
         return self._obstacles[path](situation, self._site)
 
     def _is_possible(self, path: Path, situation: Situation) -> bool:

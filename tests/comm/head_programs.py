@@ -44,8 +44,8 @@ def check_case(comm: GroupFreeComm, ranks: tuple[int, ...], case: Case, key: int
         # The same where peers can write, if there is such a place.
         (place,) = comm.empty_for_heads([room.shape], dtype)
         place.copy_(stale(tuple(room.shape), dtype))
-        (again,) = comm.scatter_heads([inputs[me][number]], group, **options, out=[place[:, 2:-1]])
-        assert same_bits(again, wanted), f"scatter into place {case} in {ranks}"
+        again = comm.scatter_heads([inputs[me][number]], group, **options, out=[place[:, 2:-1]])
+        assert same_bits(again[0], wanted), f"scatter into place {case} in {ranks}"
         for edge in (place[:, :2], place[:, -1:]):
             assert same_bits(edge, stale(tuple(edge.shape), dtype)), "wrote beside its place"
         heads_of: dict[str, Any] = {} if even else {"tokens": tokens, "heads": [unit * heads for unit in units]}

@@ -21,8 +21,8 @@ def test_virtual_ranks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "comm", *argv]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("3 CPU ranks on ")
-    # Barrier without sizes, three operations with two groups and two sizes, send between two.
-    assert len(lines) == 2 + 3 * 2 * 2 + 2
+    # Barrier without sizes, five operations with two groups and two sizes, send between two.
+    assert len(lines) == 2 + 5 * 2 * 2 + 2
     assert all(" us (" in line for line in lines)
     assert [line.split()[0] for line in lines[:3]] == ["barrier", "barrier", "all_gather"]
 
@@ -43,6 +43,15 @@ def test_a_table_is_measured_and_then_chosen_by(tmp_path: Path, capsys: pytest.C
     assert (
         f"{fastest.choice}, {fastest.seconds * 1e6:.1f} us by the table of the Triton interpreter" in explanation
     )
+
+
+def test_every_way_of_heads_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    argv = ["--heap", "interpreted", "--sizes", "3K", "--operations", "scatter_heads", "gather_heads"]
+    assert main(["bench", "comm", *argv, "--rounds", "1", "--save", str(path)]) == 0
+    ways = {(entry.operation, entry.choice.path) for entry in SelectorTable.load(path).entries}
+    paths = (DataPath.PUSH, DataPath.DIRECT_PUSH, DataPath.COPY_ENGINE)
+    assert ways == {(op, way) for op in (Operation.SCATTER_HEADS, Operation.GATHER_HEADS) for way in paths}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,9 @@ def test_a_planned_collective_takes_few_calls_of_python() -> None:
     with without_kernels() as comm:
         for name, call in host_calls(comm).items():
             call()
-            assert num_calls(call) <= (60 * 2 * BLOCKS if "blocks" in name else 60), name
+            # Beside text the outputs are made and cut by the caller.
+            limit = 60 * 2 * BLOCKS if "blocks" in name else 70 if "text" in name else 60
+            assert num_calls(call) <= limit, name
 
 
 def num_calls(call: Callable[[], object]) -> int:

@@ -34,32 +34,38 @@ def test_four_ranks_uneven_and_large() -> None:
         assert [world.result(rank, timeout_s=200) for rank in range(4)] == [None] * 4
 
 
-def direct(comm: GroupFreeComm, program: Any, *args: Any) -> Any:
-    """``program`` with every exchange of heads straight into place where sizes allow it."""
+def into_place(comm: GroupFreeComm, path: Path, program: Any, *args: Any) -> Any:
+    """``program`` with every exchange of heads by ``path`` where sizes allow it."""
     selector: Any = comm.selector
     taken: list[Path] = []
 
     def choose(situation: Situation) -> Choice:
-        there = (
-            situation.operation in (Operation.SCATTER_HEADS, Operation.GATHER_HEADS) and situation.target_in_heap
-        )
-        taken.append(Path.DIRECT_PUSH if there else Path.PUSH)
+        heads = situation.operation in (Operation.SCATTER_HEADS, Operation.GATHER_HEADS)
+        taken.append(path if heads and situation.target_in_heap else Path.PUSH)
         return Choice(taken[-1], 256, situation.group_size)
 
     selector.force(choose)
     result = program(comm, *args)
-    assert Path.DIRECT_PUSH in taken
+    assert path in taken
     return result
 
 
 def test_straight_into_place() -> None:
     several = [(b, t[:2], u[:2], h, d, dtype) for b, t, u, h, d, dtype in UNEVEN]
     with open_world(2, slot_bytes=512, place_bytes=1 << 16) as world:
-        world.start_all(direct, cases, (1, 0), several, heap_class=InterpretedHeap)
+        world.start_all(into_place, Path.DIRECT_PUSH, cases, (1, 0), several, heap_class=InterpretedHeap)
         assert world.results() == [None] * 2
     with open_world(3, slot_bytes=512, place_bytes=1 << 16) as world:
-        world.start_all(direct, every_subset, (2, 6, (2, 1, 1), 16, torch.bfloat16), heap_class=InterpretedHeap)
+        case = (2, 6, (2, 1, 1), 16, torch.bfloat16)
+        world.start_all(into_place, Path.DIRECT_PUSH, every_subset, case, heap_class=InterpretedHeap)
         assert world.results() == [10] * 3
+
+
+def test_by_copy_engines() -> None:
+    several = [(b, t[:2], u[:2], h, d, dtype) for b, t, u, h, d, dtype in UNEVEN]
+    with open_world(2, slot_bytes=512, place_bytes=1 << 16) as world:
+        world.start_all(into_place, Path.COPY_ENGINE, cases, (1, 0), several, heap_class=InterpretedHeap)
+        assert world.results() == [None] * 2
 
 
 def places_kept(comm: GroupFreeComm) -> list[bool]:
@@ -67,7 +73,7 @@ def places_kept(comm: GroupFreeComm) -> list[bool]:
     group, selector = comm.group((0, 1)), comm.selector
     assert selector is not None
     selector.force(lambda situation: Choice(Path.DIRECT_PUSH, 256, 1))
-    kept = []
+    kept: list[torch.Tensor] = []
     for number in range(2 * NUM_PLACES):
         heads = torch.full((1, 4, 2, 16), float(number))
         kept += comm.scatter_heads([heads], group)
