@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from gfdit.comm.beside import Beside
 from gfdit.comm.checks import (
     check_disjoint,
     check_gathered_shape,
@@ -24,6 +25,7 @@ from gfdit.comm.checks import (
 from gfdit.comm.group import Group, make_group
 from gfdit.comm.heads import HeadExchange, gather_exchange, scatter_exchange
 from gfdit.comm.heap import Call, Operation, PeerSlice, Plan, SymmetricHeap
+from gfdit.comm.heap_descriptor import BESIDE_LANE
 from gfdit.comm.reduction import OrderedSum, check_summable
 from gfdit.comm.selector import Selector
 from gfdit.comm.slices import consecutive_slices
@@ -69,6 +71,7 @@ class GroupFreeComm:
         self._plans_version = 0
         self._siblings = {self.lane_name: self}
         self._siblings_lock = threading.Lock()
+        self._beside: Beside | None = None
 
     def lane(self, name: str) -> GroupFreeComm:
         """The communicator of lane ``name`` over the same heap: own counters and slots, own thread.
@@ -81,6 +84,23 @@ class GroupFreeComm:
                 sibling._siblings, sibling._siblings_lock = self._siblings, self._siblings_lock
                 self._siblings[name] = sibling
             return self._siblings[name]
+
+    def beside(self) -> Beside:
+        """Where collectives run beside those of this lane; the same object every time.
+
+        What happens to this lane happens to that one: it is aborted, reset and checked with it. It is lane
+        ``"beside"`` of the heap, which the first of its lanes has for itself; this one where there is none.
+        """
+        if self._beside is None:
+            has_lane = self.lane_name == self._heap.lanes[0] and BESIDE_LANE in self._heap.lanes
+            self._beside = Beside.of(self.lane(BESIDE_LANE)) if has_lane else Beside(self, None)
+        return self._beside
+
+    def _lanes(self) -> list[GroupFreeComm]:
+        """This one and that beside it."""
+        if self._beside is None or self._beside.comm is self:
+            return [self]
+        return [self, self._beside.comm]
 
     @property
     def device(self) -> torch.device:
@@ -392,12 +412,13 @@ class GroupFreeComm:
         For devices, where an operation returns before it is done: call it after the stream was synchronised, or
         after a captured graph was replayed. Waits for nothing. The next operation would raise it, too.
         """
-        self._transport.check()
+        for lane in self._lanes():
+            lane._transport.check()
 
     @property
     def num_failures(self) -> int:
         """How many failures of the device the operations and checks of this lane have raised so far."""
-        return self._transport.num_failures
+        return sum(lane._transport.num_failures for lane in self._lanes())
 
     def synchronize(self) -> None:
         """Wait until the current stream has run all it was given, then ``check``. On a CPU it is ``check``."""
@@ -414,7 +435,9 @@ class GroupFreeComm:
 
         Of this lane only. Callable from any thread; holds until ``reset``. Edges to other ranks go on.
         """
-        self._transport.abort(self._checked_peers(ranks))
+        peers = self._checked_peers(ranks)
+        for lane in self._lanes():
+            lane._transport.abort(peers)
 
     def reset(self, peers: Iterable[int], generation: int | None = None) -> None:
         """Start this lane's edges shared with ``peers`` afresh, after a failed or aborted operation.
@@ -434,7 +457,9 @@ class GroupFreeComm:
         attaches to the same heap and must be given it. Raises ValueError if this lane is inside an
         operation.
         """
-        self._transport.reset(self._checked_peers(peers), generation)
+        ranks = self._checked_peers(peers)
+        for lane in self._lanes():
+            lane._transport.reset(ranks, generation)
 
     def _check_member(self, group: Group) -> None:
         if group.rank != self.rank:

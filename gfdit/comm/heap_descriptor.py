@@ -13,7 +13,8 @@ from gfdit.comm.layout import SegmentLayout
 
 _OWN_FILES = "/proc/self/fd"
 _DELETED = " (deleted)"  # what the system adds to the name of an open file that has none any more
-DEFAULT_LANES = ("compute", "migration")
+BESIDE_LANE = "beside"  # what runs beside the compute lane, and belongs to it
+DEFAULT_LANES = ("compute", "migration", BESIDE_LANE)
 DEFAULT_SLOT_BYTES = 256 * 1024
 
 

@@ -1,8 +1,8 @@
 """Attention over a sequence that is split among ranks, in any number: keys and values go round a ring.
 
 Every rank keeps its queries and attends to one block of keys and values after the other: its own, then that of the
-rank before it, and so on, while each rank passes on the block it had. What the blocks give is merged by their
-log-sum-exp, in float32. The result is that of attention to all keys at once, up to rounding.
+rank before it, and so on, while each rank passes on the block it attends to. What the blocks give is merged by
+their log-sum-exp, in float32. The result is that of attention to all keys at once, up to rounding.
 
 Shape letters: B batch, Q queries, L tokens of one rank, S tokens of all ranks (P * L), T replicated tokens, H
 heads, G heads of keys and values (H is a multiple of it), D head size, P ranks.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gfdit.comm.beside import Beside
 from gfdit.comm.group import Group
 from gfdit.comm.group_free_comm import GroupFreeComm
 
@@ -69,11 +70,11 @@ def ring_attention(
     bool is the same on every member and in the order of the group; keys where it is False do not count. Every
     member has the same ``replicated`` keys besides, which count once. Some key must count for every row.
     """
-    size, own = len(group), key.shape[1]
+    size, own, beside = len(group), key.shape[1], comm.beside()
     block = torch.stack((key, value))
     total: Partial | None = None
     for step in range(size):
-        following = _passed_on(comm, group, block) if step + 1 < size else block
+        following = _passed_on(beside, group, block) if step + 1 < size else block
         first = (group.index - step) % size * own  # of the tokens that the block holds
         mask = None if key_mask is None else key_mask[:, first : first + own]
         keys = Block(block[0], block[1], mask)
@@ -81,17 +82,19 @@ def ring_attention(
             keys = replicated.joined(keys)
         partial = attend(query, keys, scale)
         total = partial if total is None else total.merged(partial)
+        beside.join()
         block = following
     assert total is not None
     return total.output.to(query.dtype)
 
 
-def _passed_on(comm: GroupFreeComm, group: Group, block: torch.Tensor) -> torch.Tensor:
-    """The block of the member before this one, which gets this one's: an exchange, so nobody waits in a circle."""
+def _passed_on(beside: Beside, group: Group, block: torch.Tensor) -> torch.Tensor:
+    """The block of the member before this one, once joined; an exchange, so nobody waits in a circle."""
     size, received = len(group), torch.empty_like(block)
     to_next, from_previous = [0] * size, [0] * size
     to_next[(group.index + 1) % size] = from_previous[(group.index - 1) % size] = block.numel()
-    comm.all_to_all_single(received.view(-1), block.view(-1), group, from_previous, to_next)
+    with beside.running((block, received)) as comm:
+        comm.all_to_all_single(received.view(-1), block.view(-1), group, from_previous, to_next)
     return received
 
 

@@ -22,9 +22,9 @@ from gfdit.comm.selector_table import SelectorTable
 from gfdit.comm.torch_symmetric_memory import map_segments
 
 _RENDEZVOUS_TIMEOUT_S = 300.0
-# For eight GPUs and two lanes some 610 MiB each. Slots: so large that an exchange of heads of Qwen-Image at 1024 x
-# 1024 on four ranks (4.7 MB for each peer) is one round, whose chunks are drained while others are pushed. Places:
-# query, key and value of 14,000 tokens with 6 heads of 128.
+# For eight GPUs and three lanes some 730 MiB each. Slots: so large that an exchange of heads of Qwen-Image at 1024
+# x 1024 on four ranks (4.7 MB for each peer) is one round, whose chunks are drained while others are pushed.
+# Places: query, key and value of 14,000 tokens with 6 heads of 128.
 DEVICE_SIZES = {
     "slot_bytes": 8 << 20,
     "low_latency_bytes": 64 << 10,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gfdit.comm import GroupFreeComm, ring_attention
+from gfdit.comm import CommError, GroupFreeComm, ring_attention
+from gfdit.comm.beside import Beside
 from gfdit.comm.ring_attention import Block
 from tests.comm.worlds import run_ranks, run_virtual_ranks
 
@@ -128,9 +132,9 @@ def test_a_ring_that_skips_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     """Negative control: one rank's own block instead of the one before it."""
     passed_on = ring_attention._passed_on
 
-    def lossy(comm: GroupFreeComm, group: object, block: torch.Tensor) -> torch.Tensor:
-        received = passed_on(comm, group, block)  # type: ignore[arg-type]
-        return block if comm.rank == 0 else received
+    def lossy(beside: Beside, group: object, block: torch.Tensor) -> torch.Tensor:
+        received = passed_on(beside, group, block)  # type: ignore[arg-type]
+        return block if beside.comm.rank == 0 else received
 
     monkeypatch.setattr(ring_attention, "_passed_on", lossy)
     found = run_virtual_ranks(errors, 4, CASES[:1])
@@ -142,3 +146,57 @@ def test_a_mask_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ring_attention, "_bias", lambda mask, q: None)
     found = run_virtual_ranks(errors, 4, CASES[3:5])
     assert min(max(by_rank) for by_rank in zip(*found, strict=True)) > 1e3 * TOLERANCE
+
+
+def abort_and_begin_afresh(comm: GroupFreeComm) -> tuple[str, float]:
+    """What happens to the lane of the queries happens to that of the keys beside it."""
+    case, group = Case((0, 1), own=4), comm.group((0, 1))
+    beside = comm.beside()
+    assert beside is comm.beside() and beside.comm is comm.lane("beside") is not comm
+    comm.abort((0, 1))
+    try:
+        with beside.running(()) as lane:
+            lane.barrier(group)
+        raised = ""
+    except CommError as error:
+        raised = type(error).__name__
+    comm.reset((0, 1), generation=5)
+    return raised, largest_error(comm, case)
+
+
+def test_the_lane_beside_is_aborted_and_reset_with_its_own() -> None:
+    for raised, error in run_ranks(abort_and_begin_afresh, 2):
+        assert raised == "CommAborted" and error <= TOLERANCE
+
+
+def without_such_a_lane(comm: GroupFreeComm) -> float:
+    assert comm.beside().comm is comm
+    return largest_error(comm, Case((0, 1), own=4))
+
+
+def test_a_heap_may_have_no_lane_beside() -> None:
+    assert max(run_virtual_ranks(without_such_a_lane, 2, lanes=("compute",))) <= TOLERANCE
+
+
+def test_on_a_gpu_neither_stream_overtakes_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    class Noted(SimpleNamespace):
+        def record_stream(self, stream: Stream) -> None:
+            events.append(f"kept for {stream.name}")
+
+    main, side = Stream("main"), Stream("side")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    beside: Any = Beside(SimpleNamespace(device=torch.device("cuda")), side)  # type: ignore[arg-type]
+    with beside.running([Noted()]):
+        events.append("issued")
+    beside.join()
+    assert events == ["side waits for main", "kept for side", "issued", "main waits for side"]
