@@ -115,16 +115,17 @@ class Model:
             # Flags travel beside the data; programs pack what they load, and unpack what they have seen.
             us = START_US + 2 * LOAD_US + HOP_US + FINISH_US + 2 * sent_bytes / self.device.link_rate / 1e3
         elif choice.path in (Way.DIRECT_PUSH, Way.DIRECT_PULL):
-            code = self._code("ulysses_exchange", "DIRECT=True") if heads else self._code("pull_exchange", "")
+            code = (
+                self._code("ulysses_exchange", "DIRECT=True")
+                if heads
+                else self._code("direct_exchange", f"PULL={choice.path is Way.DIRECT_PULL}")
+            )
             # What a remote load brings is on its way for two hops.
             latency_us = LOAD_US if choice.path is Way.DIRECT_PUSH else LOAD_US + HOP_US
             rate = choice.num_programs * code.program_rate(self.device, latency_us)
             # Half of the programs copy what stays on the rank while the others use the link.
             programs_us = (sent_bytes + situation.num_bytes) / rate / 1e3
             copy_us = max(sent_bytes / min(rate / 2, self.device.link_rate) / 1e3, programs_us)
-            if not heads:  # there all of them do the one and then the other
-                own_us = situation.num_bytes / min(rate, self.device.memory_rate / 2) / 1e3
-                copy_us = sent_bytes / min(rate, self.device.link_rate) / 1e3 + own_us
             us = START_US + HOP_US + copy_us + FENCE_US + HOP_US + FINISH_US
         elif choice.path in (Way.PUSH, Way.TMA):
             constants = f"TMA={choice.path is Way.TMA}"

@@ -20,7 +20,6 @@ class Path(StrEnum):
     BARRIER = "barrier"
     LOW_LATENCY = "low_latency"
     PUSH = "push"
-    PULL = "pull"
     DIRECT_PULL = "direct_pull"
     DIRECT_PUSH = "direct_push"
     COPY_ENGINE = "copy_engine"

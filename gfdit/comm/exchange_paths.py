@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from gfdit.comm.exchange import Exchange
 from gfdit.comm.heap import Operation
 from gfdit.comm.layout import MAX_PROGRAMS
 from gfdit.kernels import barrier as barrier_kernel
-from gfdit.kernels import low_latency_exchange, multicast_all_gather, pull_exchange, push_exchange
+from gfdit.kernels import direct_exchange, low_latency_exchange, multicast_all_gather, push_exchange
 from gfdit.kernels.tma_copy import launch_with_workspace
 
 Run = Callable[[int, torch.Tensor, torch.Tensor], None]
@@ -88,28 +87,21 @@ def _push(exchange: Exchange, tma: bool) -> Run:
     )
 
 
-def pull(exchange: Exchange) -> Run:
-    area_stride, area_bytes = exchange.export_areas()
-    return _pull(exchange, pull_exchange.STAGED_PULL, area_stride, area_bytes)
-
-
 def direct_pull(exchange: Exchange) -> Run:
-    return _pull(exchange, pull_exchange.DIRECT_PULL)
+    return _direct(exchange, pull=True)
 
 
 def direct_push(exchange: Exchange) -> Run:
-    return _pull(exchange, pull_exchange.DIRECT_PUSH)
+    return _direct(exchange, pull=False)
 
 
-def _pull(exchange: Exchange, kind: Any, area_stride: int = 0, area_bytes: int = 0) -> Run:
+def _direct(exchange: Exchange, pull: bool) -> Run:
     return _by_address(
-        pull_exchange.plan(
+        direct_exchange.plan(
             exchange.members,
             exchange.even or EvenParts(0, 0, 0),
-            kind=kind,
+            pull=pull,
             alignment=exchange.alignment,
-            area_stride=area_stride,
-            area_bytes=area_bytes,
             num_programs=exchange.choice.num_programs,
         )
     )
@@ -138,13 +130,6 @@ def _no_obstacle(situation: Situation, site: Site) -> str | None:
     return None
 
 
-def pull_obstacle(situation: Situation, site: Site) -> str | None:
-    needed = situation.group_size * MAX_PROGRAMS * 16  # 16 bytes for each program and position
-    if site.layout.export_bytes < needed:
-        return f"it needs {needed} export_bytes, the heap has {site.layout.export_bytes}"
-    return None
-
-
 def _source_obstacle(situation: Situation, site: Site) -> str | None:
     return None if situation.source_in_heap else "the input is not a heap tensor"
 
@@ -165,7 +150,6 @@ PATHS: Mapping[Path, ExchangePath] = {
     Path.BARRIER: ExchangePath(barrier, barrier_obstacle),
     Path.LOW_LATENCY: ExchangePath(low_latency, low_latency_obstacle),
     Path.PUSH: ExchangePath(push, _no_obstacle),
-    Path.PULL: ExchangePath(pull, pull_obstacle),
     Path.DIRECT_PULL: ExchangePath(direct_pull, _source_obstacle),
     Path.DIRECT_PUSH: ExchangePath(direct_push, _target_obstacle),
     Path.TMA: ExchangePath(tma, tma_obstacle),

@@ -30,9 +30,8 @@ MAX_PROGRAMS = 64  # of a launch
 CREDIT_WORD = 0
 ABORT_WORD = 1
 ARMED_WORD = 2  # the receiver cleared its low-latency slots in this generation
-OFFSET_WORD = 4  # NUM_SLOTS words: where in the writer's segment the data is, for transfers without staging
 # NUM_SLOTS x MAX_TENSORS x PLACE_FIELDS words: where in the writer's segment a tensor is, and its strides.
-PLACE_WORD = 6
+PLACE_WORD = 4
 MAX_TENSORS = 3  # of an exchange of heads: query, key and value
 PLACE_FIELDS = 3
 SIGNAL_WORD = 32  # NUM_SLOTS x MAX_CHUNKS tokens

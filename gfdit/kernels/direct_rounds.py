@@ -16,9 +16,9 @@ After a failure a peer that comes late may still store into the outputs, until t
 
 What differs is passed in, as functions of one kind of parts:
 
-- ``ANNOUNCE(edges, parts)``: this rank's places to all peers, in their lines, beside the token of the first
-  instance;
-- ``PUT(edges, parts, position)``: this program's share of what goes to a member, which has announced its places;
+- ``ANNOUNCE(edges, parts)``: this rank's places to all peers, in ``place_words`` of their lines;
+- ``PUT(edges, parts, position)``: this program's share of what goes to a member, which has announced its places,
+  or of what comes from it, if those are what it sends;
 - ``KEEP(group, parts)``: this program's share of what stays on the rank.
 """
 
@@ -27,7 +27,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gfdit.comm.layout import MAX_TENSORS, PLACE_FIELDS, PLACE_WORD
 from gfdit.kernels.edges import await_credit, finish, observe, publish, usable
+from gfdit.kernels.memory import word_pointer
+
+_MAX_TENSORS = tl.constexpr(MAX_TENSORS)
+_PLACE_FIELDS = tl.constexpr(PLACE_FIELDS)
+_PLACE_WORD = tl.constexpr(PLACE_WORD)
 
 
 @triton.jit
@@ -58,3 +64,9 @@ def direct_rounds(edges, parts, ANNOUNCE: tl.constexpr, PUT: tl.constexpr, KEEP:
         # A two-way instance proves that the peer has consumed all of mine before it.
         twice = tl.where(edges.others, 2, 0)
         finish(edges, twice, twice, edges.published + 1)
+
+
+@triton.jit
+def place_words(line_address, slot, number: tl.constexpr):
+    """Pointer to the words in which the writer of a line says where it has a tensor; ``slot``: of an instance."""
+    return word_pointer(line_address + (_PLACE_WORD + (slot * _MAX_TENSORS + number) * _PLACE_FIELDS) * 8)

@@ -34,7 +34,6 @@ from gfdit.comm.layout import (
     CREDIT_WORD,
     LINE_BYTES,
     MAX_CHUNKS,
-    OFFSET_WORD,
     SIGNAL_WORD,
 )
 from gfdit.kernels.members import ROW_DIGEST, ranks_at, row
@@ -97,7 +96,6 @@ WRONG = tl.constexpr(5)  # a word is neither behind nor what is expected
 _LINE_BYTES = tl.constexpr(LINE_BYTES)
 _MAX_CHUNKS = tl.constexpr(MAX_CHUNKS)
 _SIGNAL_WORD = tl.constexpr(SIGNAL_WORD)
-_OFFSET_WORD = tl.constexpr(OFFSET_WORD)
 _CREDIT_WORD = tl.constexpr(CREDIT_WORD)
 _ABORT_WORD = tl.constexpr(ABORT_WORD)
 _ARMED_WORD = tl.constexpr(ARMED_WORD)

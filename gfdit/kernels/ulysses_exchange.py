@@ -21,8 +21,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gfdit.comm.layout import MAX_TENSORS, PLACE_FIELDS, PLACE_WORD
-from gfdit.kernels.direct_rounds import direct_rounds
+from gfdit.kernels.direct_rounds import direct_rounds, place_words
 from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, line, open_edges, rank_at, segment
 from gfdit.kernels.launch import FEW_WIDTHS, ROWS, Launch, combined, plan_launch
 from gfdit.kernels.members import MEMBERS, Members, row
@@ -34,10 +33,6 @@ ROW_UNIT_OFFSET = tl.constexpr(1)
 ROW_UNITS = tl.constexpr(2)
 ROW_TOKEN_OFFSET = tl.constexpr(3)
 ROW_TOKENS = tl.constexpr(4)
-
-_MAX_TENSORS = tl.constexpr(MAX_TENSORS)
-_PLACE_FIELDS = tl.constexpr(PLACE_FIELDS)
-_PLACE_WORD = tl.constexpr(PLACE_WORD)
 
 
 class Strides(NamedTuple):
@@ -222,7 +217,7 @@ def announce_targets(edges, parts):
     own = segment(edges.group.lane, edges.rank)
     lines = line(edges.group.lane, edges.peers, edges.rank)
     for number in tl.static_range(len(parts.strides)):
-        words = _place_words(lines, edges.published % 2, number)
+        words = place_words(lines, edges.published % 2, number)
         _, _, target_batch, target_token, _ = parts.strides[number]
         tl.store(words, edges.peers * 0 + (parts.addresses[number][1] - own), mask=edges.others)
         tl.store(words + 1, edges.peers * 0 + target_batch, mask=edges.others)
@@ -236,16 +231,10 @@ def place_rows(edges, parts, position):
     slot = tl.load(word_pointer(edge_state(group.lane, peer)) + EDGE_OBSERVED) % 2
     words = line(group.lane, edges.rank, peer)
     for number in tl.static_range(len(parts.strides)):
-        place = _place_words(words, slot, number)
+        place = place_words(words, slot, number)
         target = segment(group.lane, peer) + tl.load(place, volatile=True)
         target_batch, target_token = tl.load(place + 1, volatile=True), tl.load(place + 2, volatile=True)
         _move_rows(group, parts, position, number, target, target_batch, target_token)
-
-
-@triton.jit
-def _place_words(line_address, slot, number: tl.constexpr):
-    """Pointer to the words that say where the writer of a line has a tensor."""
-    return word_pointer(line_address + (_PLACE_WORD + (slot * _MAX_TENSORS + number) * _PLACE_FIELDS) * 8)
 
 
 @triton.jit

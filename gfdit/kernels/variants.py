@@ -10,6 +10,7 @@ from typing import Any
 
 from gfdit.kernels.barrier import barrier
 from gfdit.kernels.compiled import Variant
+from gfdit.kernels.direct_exchange import direct_exchange
 from gfdit.kernels.gate import gate
 from gfdit.kernels.launch import BULK, FEW_WIDTHS, ONE_WARP, ROWS, SMALL, TILED, WIDTHS, LaunchShape, block_bytes
 from gfdit.kernels.low_latency import PAYLOAD_WIDTHS, tile_pairs
@@ -19,7 +20,6 @@ from gfdit.kernels.low_latency_exchange import low_latency_exchange
 from gfdit.kernels.members import MAX_PACKED, block_size, vector_size
 from gfdit.kernels.multicast_all_gather import multicast_all_gather
 from gfdit.kernels.multicast_broadcast import multicast_pull, multicast_push
-from gfdit.kernels.pull_exchange import DIRECT_PULL, DIRECT_PUSH, STAGED_PULL, pull_exchange
 from gfdit.kernels.push_exchange import push_exchange
 from gfdit.kernels.recv import recv
 from gfdit.kernels.send import send
@@ -60,8 +60,8 @@ def all_variants(world_size: int, ptx: bool, hopper: bool = True) -> Iterator[Va
     for way in with_parts:
         for width in WIDTHS if way is by_value else FEW_WIDTHS:
             yield from variants(push_exchange, BULK, [way], TMA=False, WIDTH=width)
-            for kind in (STAGED_PULL, DIRECT_PULL, DIRECT_PUSH):
-                yield from variants(pull_exchange, BULK, [way], KIND=kind.value, WIDTH=width)
+            for pull in (False, True):
+                yield from variants(direct_exchange, BULK, [way], PULL=pull, WIDTH=width)
         if hopper:
             yield from variants(push_exchange, TILED, [way], TMA=True, WIDTH=16)
     for width in WIDTHS:

@@ -95,12 +95,12 @@ def test_rules_fit_the_heap_and_what_is_compiled(site: Site) -> None:
 
 
 def test_candidates_are_possible_and_fit_the_heap() -> None:
-    obstacles = {**POSSIBLE, Path.PULL: lambda situation, site: "no"}
+    obstacles = {**POSSIBLE, Path.DIRECT_PULL: lambda situation, site: "no"}
     found = Selector(GPU, obstacles).candidates(Situation(Operation.ALL_TO_ALL, 4, 100_000))
     assert {choice.path for choice in found} == {Path.PUSH} and len(set(found)) == len(found) > 3
     assert all(choice.chunk_bytes * MAX_CHUNKS >= LAYOUT.slot_bytes for choice in found)
     # A one-way operation has fewer paths.
-    obstacles[Path.PULL] = lambda situation, site: None
+    obstacles[Path.DIRECT_PULL] = lambda situation, site: None
     assert len(Selector(GPU, obstacles).candidates(Situation(Operation.ALL_TO_ALL, 4, 100_000))) > len(found)
     assert len(Selector(GPU, obstacles).candidates(Situation(Operation.SEND, 2, 100_000))) == len(found)
 

@@ -20,7 +20,8 @@ from tests.kernels.trials import Change, Edits, HandoverHeap, Trial, check_trial
 
 NUM_STEPS = 4
 NUM_BYTES = 2512  # a multiple of 16, for tiles; not of 1024, so there is a rest
-PULL, TMA_COPY, COPY_ENGINE = "gfdit.kernels.pull_exchange", "gfdit.kernels.tma_copy", "gfdit.comm.copy_engine"
+DIRECT, ROUNDS = "gfdit.kernels.direct_exchange", "gfdit.kernels.direct_rounds"
+TMA_COPY, COPY_ENGINE = "gfdit.kernels.tma_copy", "gfdit.comm.copy_engine"
 ALL_GATHER, BROADCAST = "gfdit.kernels.multicast_all_gather", "gfdit.kernels.multicast_broadcast"
 
 
@@ -49,13 +50,13 @@ def broadcasts(comm: GroupFreeComm, path: Path) -> str:
 def before_copying(edits: Edits) -> None:
     """Rank 1 is held up before every copy: rank 0 ends operations, and begins others, as far as it is let."""
     edits.hold_up(1, "_copy", COPY_ENGINE)
-    edits.hold_up(1, "_copy_remote", PULL)
-    edits.hold_up(1, "copy_bytes", PULL, ALL_GATHER, BROADCAST)
+    edits.hold_up(1, "_copy_remote", DIRECT)
+    edits.hold_up(1, "copy_bytes", ALL_GATHER, BROADCAST)
 
 
 def before_the_token(edits: Edits) -> None:
     """Rank 0 is held up before every token."""
-    edits.hold_up(0, "publish", PULL)
+    edits.hold_up(0, "publish", ROUNDS)
 
 
 def no_closing(edits: Edits) -> None:
@@ -63,7 +64,7 @@ def no_closing(edits: Edits) -> None:
 
     So rank 0 has overwritten the one before rank 1 copies it, and returned without the other.
     """
-    edits.replace("observe", partial(every_other, instead=1), PULL, ALL_GATHER)
+    edits.replace("observe", partial(every_other, instead=1), ROUNDS, ALL_GATHER)
 
     def skipping(real: Any) -> SimpleNamespace:
         return SimpleNamespace(plan=lambda members: every_other(real.plan(members), None))
@@ -88,10 +89,10 @@ def every_other(real: Any, instead: Any) -> Callable[..., Any]:
 def wrong_parity(edits: Edits) -> None:
     """The reader takes the offset of another instance, where there never was one. No race."""
 
-    def other_slot(offset_word: Any) -> Callable[..., Any]:
-        return lambda line, slot: offset_word(line, slot if len(line.shape) else 1 - slot)
+    def other_slot(place_words: Any) -> Callable[..., Any]:
+        return lambda line, slot, number: place_words(line, slot if len(line.shape) else 1 - slot, number)
 
-    edits.replace("_offset_word", other_slot, PULL)
+    edits.replace("place_words", other_slot, DIRECT)
 
 
 def token_before_payload(edits: Edits) -> None:
@@ -109,8 +110,8 @@ def token_before_payload(edits: Edits) -> None:
 
         return publish_first
 
-    edits.replace("_copy_remote", lambda copy: lambda *args: late.append((copy, args)), PULL)
-    edits.replace("publish", too_early, PULL)
+    edits.replace("_copy_remote", lambda copy: lambda *args: late.append((copy, args)), DIRECT)
+    edits.replace("publish", too_early, ROUNDS)
 
 
 def no_rest(edits: Edits) -> None:
@@ -123,7 +124,6 @@ def trial(program: Callable[..., str], path: Path, slow: Change, mutant: Change 
 
 
 PROGRAMS = (
-    (gathers, Path.PULL),
     (gathers, Path.DIRECT_PULL),
     (gathers, Path.DIRECT_PUSH),
     (gathers, Path.COPY_ENGINE),
@@ -136,13 +136,11 @@ REAL = (
     trial(gathers, Path.DIRECT_PUSH, before_the_token),
 )
 MUTANTS = (
-    trial(gathers, Path.PULL, before_copying, no_closing),
     trial(gathers, Path.DIRECT_PULL, before_copying, no_closing),
     trial(gathers, Path.DIRECT_PUSH, before_copying, no_closing),
     trial(gathers, Path.COPY_ENGINE, before_copying, no_closing),
     trial(gathers, Path.MULTICAST, before_copying, no_closing),
     trial(broadcasts, Path.MULTICAST, before_copying, no_closing),
-    trial(gathers, Path.PULL, before_copying, wrong_parity),
     trial(gathers, Path.DIRECT_PULL, before_copying, wrong_parity),
     trial(gathers, Path.DIRECT_PUSH, before_the_token, token_before_payload),
     trial(gathers, Path.TMA, before_copying, no_rest),

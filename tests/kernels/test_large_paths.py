@@ -16,10 +16,10 @@ from tests.comm.test_collectives import ALL_GROUPS, DTYPES
 from tests.comm.worlds import open_world, random_bytes, random_tensor, same_bits, stale
 from tests.kernels.worlds import InterpretedHeap
 
-EXCHANGES = (Path.PUSH, Path.TMA, Path.PULL, Path.DIRECT_PULL, Path.DIRECT_PUSH, Path.COPY_ENGINE)
+EXCHANGES = (Path.PUSH, Path.TMA, Path.DIRECT_PULL, Path.DIRECT_PUSH, Path.COPY_ENGINE)
 PATHS = (*EXCHANGES, Path.MULTICAST)
 # Paths that need not know what other members exchange.
-UNEVEN = (Path.PUSH, Path.TMA, Path.PULL, Path.DIRECT_PULL, Path.DIRECT_PUSH)
+UNEVEN = (Path.PUSH, Path.TMA, Path.DIRECT_PULL, Path.DIRECT_PUSH)
 SIZES = {"slot_bytes": 4096, "export_bytes": 8192, "multicast_bytes": 2048, "scratch_bytes": 1 << 20}
 
 
@@ -248,7 +248,7 @@ def misaligned_on_one_rank(comm: GroupFreeComm) -> tuple[bool, bool]:
 
 
 def different_paths(comm: GroupFreeComm) -> str:
-    force(comm, Path.PULL if comm.rank else Path.PUSH)
+    force(comm, Path.COPY_ENGINE if comm.rank else Path.PUSH)
     try:
         comm.barrier(comm.group((0, 1)))
     except Exception as error:
