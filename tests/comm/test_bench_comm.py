@@ -6,14 +6,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from gfdit.cli.main import main
+from gfdit.comm.choice import Choice
 from gfdit.comm.choice import Path as DataPath
 from gfdit.comm.heap import Operation
 from gfdit.comm.host_share import BLOCKS, host_calls, without_kernels
 from gfdit.comm.selector_table import SelectorTable
+from gfdit.kernels.compiled import Variant, kernel_name
+from gfdit.kernels.launch import Enqueue, launcher
 
 
 def test_virtual_ranks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,3 +103,34 @@ def num_calls(call: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return events["call"] + events["c_call"]
+
+
+def test_a_small_message_is_one_launch() -> None:
+    """Up to 64 KiB for each pair; and so is an exchange of heads of any size that fits into a place."""
+    launched: list[str] = []
+
+    def met(variant: Variant) -> Enqueue:
+        return lambda num_programs, arguments: launched.append(kernel_name(variant.kernel))
+
+    with without_kernels() as comm, patch.object(launcher, "_meet", met):
+        group, heads = comm.group(range(4)), [torch.empty(1, 1024, 24, 128, dtype=torch.bfloat16)] * 3
+        x, out = torch.empty(1 << 14), torch.empty(4 << 14)
+        calls: dict[str, Callable[[], object]] = {
+            "barrier": lambda: comm.barrier(group),
+            "all_gather": lambda: comm.all_gather_into_tensor(out, x, group),
+            "all_to_all": lambda: comm.all_to_all_single(out, out.clone(), group),
+            "all_reduce": lambda: comm.all_reduce(x, group),
+            "broadcast": lambda: comm.broadcast(x, 0, group),
+            "send": lambda: comm.send(x, 1),
+            "scatter_heads": lambda: comm.scatter_heads(heads, group),
+            "gather_heads": lambda: comm.gather_heads(heads[0], group),
+        }
+        for name, call in calls.items():
+            launched.clear()
+            call()
+            assert len(launched) == 1, (name, launched)
+        launched.clear()
+        assert comm.selector is not None
+        with comm.selector.forced(Choice(DataPath.PUSH, 1 << 16, num_programs=8)):
+            comm.recv(torch.empty(1 << 20), 1)
+        assert launched == ["gate", "recv"]  # a large one may wait long, by one warp
