@@ -97,7 +97,8 @@ def move_part(edges, parts, position):
     peer = rank_at(group, position)
     slot = tl.load(word_pointer(edge_state(group.lane, peer)) + EDGE_OBSERVED) % 2
     words = place_words(line(group.lane, edges.rank, peer), slot, 0)
-    remote = segment(group.lane, peer) + tl.load(words, volatile=True)
+    # The same in every thread: nobody writes there once the token is seen, and the branches below depend on it.
+    remote = segment(group.lane, peer) + tl.load(words)
     if parts.pull:
         source = remote
         target, num_bytes = received_part(group, parts.own, position)
