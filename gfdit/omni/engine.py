@@ -32,6 +32,7 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.sampling import num_images
+from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
@@ -424,12 +425,16 @@ def _error_output(message: msg.RequestEnd) -> DiffusionOutput:
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     """The number of ranks, with the configuration set to a full replica on each.
 
-    Raises ``ValueError`` for more ranks than this machine has devices, for devices without a symmetric heap, and
-    for a wrong table of collectives.
+    Raises ``ValueError`` for more ranks than this machine has devices, for devices that it does not have or that
+    have no symmetric heap, and for a wrong table of collectives.
     """
     num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
     num_devices = current_omni_platform.get_device_count()
-    if num_ranks > num_devices:
+    if names := settings.device_names:
+        if current_omni_platform.device_type == "cpu":
+            raise ValueError(f"gfdit setting 'devices' names GPUs ({settings.devices}), and ranks are on a CPU")
+        check_devices(num_ranks, names_of(names, num_ranks))
+    elif num_ranks > num_devices:
         raise ValueError(f"gfdit was asked for {num_ranks} ranks but this machine has {num_devices} devices")
     heap_kind(current_omni_platform.device_type)
     if settings.comm_table is not None:

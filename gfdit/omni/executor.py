@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.request import OmniDiffusionRequest
-from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase
+from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerWrapperBase
 from vllm_omni.errors import OmniClientError
 from vllm_omni.platforms import current_omni_platform
 from vllm_omni.plugins import load_omni_general_plugins
@@ -64,6 +64,7 @@ class OmniExecutor:
         self.worker = WorkerWrapperBase(
             gpu_id=rank,
             od_config=od_config,
+            base_worker_class=worker_on(comm.device),
             worker_extension_cls=od_config.worker_extension_cls,
             custom_pipeline_args=od_config.custom_pipeline_args,
         )
@@ -220,6 +221,24 @@ class OmniExecutor:
     def close(self) -> None:
         self.runner.restore_groups()
         self.worker.shutdown()
+
+
+def worker_on(device: torch.device) -> type[DiffusionWorker]:
+    """vLLM-Omni's worker on ``device``: its own takes the one whose index is its rank."""
+
+    class WorkerOnDevice(DiffusionWorker):
+        rank: int
+
+        def init_device(self) -> None:
+            rank = self.rank
+            if device.index is not None:
+                self.rank = device.index
+            try:
+                super().init_device()
+            finally:
+                self.rank = rank
+
+    return WorkerOnDevice
 
 
 def _be_alone(od_config: OmniDiffusionConfig) -> None:

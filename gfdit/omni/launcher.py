@@ -71,7 +71,9 @@ class ElasticExecutor(DiffusionExecutor):
         table = settings.comm_table or ""
         if on_cpu and table:
             logger.warning("the table of collectives %s has no effect on a CPU", table)
-        self.heap = create_heap(heap_kind(device_type), self.num_ranks, selector_table=table)
+        self.heap = create_heap(
+            heap_kind(device_type), self.num_ranks, selector_table=table, devices=settings.device_names
+        )
         if on_cpu:
             self.heap = self.heap.held_open()
         self.client = ControlClient(

@@ -24,6 +24,9 @@ SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 class Settings:
     """``ranks`` defaults to the stage's data-parallel size. Times in seconds, sizes in pixels.
 
+    ``devices`` names the GPU of every rank, separated by commas, by index or UUID (``gfdit.comm.devices``); by
+    default rank ``r`` has the device ``r``.
+
     ``comm_table`` is a file of ``gfdit bench comm --save``, by which kernels choose how to move data.
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
     tables and policies call the model. ``record`` is a file for every event and command of the control plane.
@@ -60,6 +63,7 @@ class Settings:
     policy_args: dict[str, str] = field(default_factory=dict)
     admission: str = "none"
     ranks: Count | None = None
+    devices: str | None = None
     adapter: str | None = None
     model_name: str | None = None
     costs: str | None = None
@@ -114,6 +118,11 @@ class Settings:
             raise ValueError(f"gfdit setting {name!r} is {values.get(name)!r}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """By rank; none for the default."""
+        return tuple(name.strip() for name in self.devices.split(",")) if self.devices else ()
 
     @property
     def limits(self) -> Limits:
