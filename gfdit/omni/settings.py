@@ -37,7 +37,8 @@ class Settings:
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank and degree is warmed up with; 0 skips it.
+    the image that every rank, degree and batch is warmed up with; 0 skips it. After ``warmup_limit_s`` nothing
+    further is: what is used least is left out, and named in the log.
 
     What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
     others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
@@ -73,6 +74,7 @@ class Settings:
     ring: bool = False
     mask_sp_padding: bool = True
     warmup_size: CountOrZero | None = None
+    warmup_limit_s: SecondsOrZero | None = None
     max_steps: Count = 1000
     max_outputs: Count = 10
     max_pixels: Count = 4096 * 4096
