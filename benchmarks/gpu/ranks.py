@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from gfdit.comm import CommError, GroupFreeComm, spawn
+from gfdit.comm.devices import check_devices
 from gfdit.comm.local_heap import checked_device
-from gfdit.comm.torch_symmetric_heap import check_devices
 
 # Small, so that messages of a few hundred KiB take several rounds.
 SMALL_SIZES = {

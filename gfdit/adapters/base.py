@@ -59,6 +59,8 @@ class ModelAdapter(Protocol):
     """
 
     masks_sp_padding: bool
+    #: Whether steps of several requests may share a forward pass.
+    batches: bool
 
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: SequencePlan | None

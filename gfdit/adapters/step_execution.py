@@ -54,6 +54,8 @@ class StepExecutionAdapter:
     separate_prepare = False
     #: Whether the model itself masks the tokens that pad a sequence, if told to; else its attention layers do.
     masks_sp_padding = True
+    #: Whether steps of several requests may share a forward pass.
+    batches: ClassVar[bool] = True
     #: The pipeline's own default.
     default_num_steps: ClassVar[int] = 50
     sequence_plan: SequencePlan | None = None

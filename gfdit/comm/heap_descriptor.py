@@ -23,7 +23,8 @@ class HeapDescriptor:
     """All a rank needs to attach. Pickles, and goes through JSON with ``to_json`` / ``from_json``.
 
     ``path`` is a file where the ranks meet. ``selector_table`` is a file of measurements, see
-    ``gfdit.comm.selector_table``; without one, paths are chosen by rule.
+    ``gfdit.comm.selector_table``; without one, paths are chosen by rule. ``devices`` names the one of each rank,
+    see ``gfdit.comm.devices``; without, and on a CPU, there is nothing to choose.
     """
 
     path: str
@@ -38,13 +39,16 @@ class HeapDescriptor:
     place_bytes: int = 0
     kind: str = "shared_memory"
     selector_table: str = ""
+    devices: tuple[str, ...] = ()
 
     @classmethod
     def make(cls, kind: str, world_size: int, lanes: Sequence[str], **sizes: int) -> HeapDescriptor:
         """With a new session and no path. Raises ValueError for lanes of the same name and for bad sizes."""
         if len(set(lanes)) != len(lanes):
             raise ValueError(f"lane names must differ, got {tuple(lanes)}")
-        descriptor = cls("", secrets.randbits(63), world_size, tuple(lanes), kind=kind, selector_table="", **sizes)
+        descriptor = cls(
+            "", secrets.randbits(63), world_size, tuple(lanes), kind=kind, selector_table="", devices=(), **sizes
+        )
         _ = descriptor.layout  # checks sizes
         return descriptor
 
@@ -72,7 +76,7 @@ class HeapDescriptor:
     @classmethod
     def from_json(cls, text: str) -> HeapDescriptor:
         fields = json.loads(text)
-        return cls(**{**fields, "lanes": tuple(fields["lanes"])})
+        return cls(**{**fields, "lanes": tuple(fields["lanes"]), "devices": tuple(fields["devices"])})
 
     def held_open(self) -> HeapDescriptor:
         """The same heap without a name: an open file of this process stands for it, until ``unlink``.

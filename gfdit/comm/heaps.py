@@ -25,15 +25,20 @@ def create_heap(
     *,
     lanes: Sequence[str] = DEFAULT_LANES,
     selector_table: str = "",
+    devices: Sequence[str | int] = (),
     **sizes: int,
 ) -> HeapDescriptor:
     """Reserve a heap; the caller owns it and must ``unlink`` the descriptor. ``sizes``: see the heap's ``create``.
 
-    Raises ValueError for an unknown kind or bad arguments, OSError if the memory is not there.
+    ``devices``: one for each rank, where ranks are on GPUs. Raises ValueError for an unknown kind or bad
+    arguments, OSError if the memory is not there.
     """
     if kind not in HEAPS:
         raise ValueError(f"unknown heap {kind!r}; known: {', '.join(map(repr, HEAPS))}")
-    descriptor = HEAPS[kind].create(world_size, lanes=lanes, **sizes)
+    if devices and kind != "torch_symmetric":
+        raise ValueError(f"devices are for ranks on GPUs: the heap {kind!r} is on the CPU")
+    options: dict[str, Any] = {"devices": devices} if devices else {}
+    descriptor = HEAPS[kind].create(world_size, lanes=lanes, **options, **sizes)
     return replace(descriptor, kind=kind, selector_table=selector_table)
 
 

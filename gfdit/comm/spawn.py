@@ -49,6 +49,7 @@ def spawn(
     start_method: str = "spawn",
     device: str = "cpu",
     selector_table: str = "",
+    devices: Sequence[str | int] = (),
     **sizes: int,
 ) -> list[Any]:
     """Run ``fn(comm, *args)`` on every rank; returns the results by rank.
@@ -56,7 +57,8 @@ def spawn(
     ``heap``: "shared_memory" (CPU), "torch_symmetric" (a GPU per rank), "interpreted" (CPU, kernels run by
     Triton's interpreter), each with one process per rank; or "local": virtual ranks on ``device``, in threads of
     this process. ``sizes``: ``slot_bytes`` and the other sizes of ``SharedMemoryHeap.create``.
-    ``selector_table``: file with measurements to choose paths by.
+    ``selector_table``: file with measurements to choose paths by. ``devices``: one for each rank of
+    "torch_symmetric", see ``gfdit.comm.devices``; several ranks may share one.
 
     Between processes ``fn``, ``args`` and results are pickled by value, and each rank has one torch thread. The
     first exception of a rank is raised again here, with a note that names the rank and its traceback; RankFailed
@@ -67,6 +69,8 @@ def spawn(
     """
     options = {"lanes": lanes, "selector_table": selector_table, **sizes}
     if heap == "local":
+        if devices:
+            raise ValueError("virtual ranks share one device: name it by device, not devices")
         heaps = LocalHeap.create(world_size, device=device, **options)  # type: ignore[arg-type]
         try:
             return run_local_ranks(fn, heaps, args, timeout_s=timeout_s, comm_timeout_s=comm_timeout_s)
@@ -78,7 +82,7 @@ def spawn(
     context: Any = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         context.set_forkserver_preload(["gfdit.comm"])
-    descriptor = create_heap(heap, world_size, **options)  # type: ignore[arg-type]
+    descriptor = create_heap(heap, world_size, devices=devices, **options)  # type: ignore[arg-type]
     world = _World(descriptor)
     try:
         for rank in range(world_size):

@@ -1,7 +1,7 @@
 """The CUDA heap: a segment per GPU in torch's symmetric memory, one process per GPU, kernels move the data.
 
-One rendezvous of the world at start, nothing per group. The ranks of a world are the GPUs of one machine, rank
-``r`` on device ``r``; each must be able to address every other one's memory. Never run on a GPU.
+One rendezvous of the world at start, nothing per group. The ranks of a world work on GPUs of one machine
+(``gfdit.comm.devices``); each must be able to address every other one's memory. Never run on a GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from gfdit.comm.cuda_setup import prepare_process
+from gfdit.comm.devices import check_devices, check_peer_access, names_of, own_device
 from gfdit.comm.heap import Transport
 from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor, Lanes
 from gfdit.comm.heap_tensors import HeapTensors
@@ -39,31 +40,42 @@ class TorchSymmetricHeap:
     """A ``KernelHeap``; make one with ``create`` + ``attach``."""
 
     @classmethod
-    def create(cls, world_size: int, *, lanes: Sequence[str] = DEFAULT_LANES, **sizes: int) -> HeapDescriptor:
+    def create(
+        cls,
+        world_size: int,
+        *,
+        lanes: Sequence[str] = DEFAULT_LANES,
+        devices: Sequence[str | int] = (),
+        **sizes: int,
+    ) -> HeapDescriptor:
         """Describe a heap of ``world_size`` GPUs; memory is taken when they attach. ``unlink`` it in the end.
 
+        ``devices``: one for each rank, see ``gfdit.comm.devices``; by default rank ``r`` works on device ``r``.
         ``sizes``: as of ``SharedMemoryHeap.create``, by default ``DEVICE_SIZES``. Raises ValueError, in one clear
         line, on bad arguments and if this machine cannot do it.
         """
         prepare_process()
-        check_devices(world_size)
+        names = names_of(devices, world_size)
+        check_devices(world_size, names)
         descriptor = HeapDescriptor.make("torch_symmetric", world_size, lanes, **{**DEVICE_SIZES, **sizes})
         file, path = tempfile.mkstemp(prefix="gfdit-rendezvous-")
         os.close(file)
-        return replace(descriptor, path=path)
+        return replace(descriptor, path=path, devices=names)
 
     @classmethod
     def attach(cls, descriptor: HeapDescriptor, rank: int) -> TorchSymmetricHeap:
-        """Take this rank's memory on device ``rank``, which becomes the current one, and map everybody's.
+        """Take this rank's memory on its device, which becomes the current one, and map everybody's.
 
         Every rank calls it at the same time. Raises ValueError as ``create`` does.
         """
         prepare_process()
         descriptor.check_rank(rank)
-        check_devices(descriptor.world_size)
-        check_peer_access(rank, descriptor.world_size)
-        torch.cuda.set_device(rank)
-        return cls(descriptor, rank, torch.device("cuda", rank))
+        if not descriptor.devices:
+            check_devices(descriptor.world_size)
+        device = own_device(rank, descriptor.devices)
+        check_peer_access(rank, descriptor.world_size, descriptor.devices)
+        torch.cuda.set_device(device)
+        return cls(descriptor, rank, device)
 
     def __init__(
         self, descriptor: HeapDescriptor, rank: int, device: torch.device, symmetric_memory: object = None
@@ -131,18 +143,3 @@ class TorchSymmetricHeap:
     def _scratch(self) -> torch.Tensor:
         begin = self.layout.scratch_offset
         return self.segment(self.rank)[begin : begin + self.layout.scratch_bytes]
-
-
-def check_devices(world_size: int) -> None:
-    """Raises ValueError if torch has no symmetric memory or sees fewer than ``world_size`` CUDA devices."""
-    if torch.version.cuda is None:
-        raise ValueError(f"symmetric memory needs a torch built for CUDA, this is torch {torch.__version__}")
-    if (num_devices := torch.cuda.device_count()) < world_size:
-        raise ValueError(f"a heap of {world_size} ranks needs as many CUDA devices, torch sees {num_devices}")
-
-
-def check_peer_access(rank: int, world_size: int) -> None:
-    """Raises ValueError if device ``rank`` cannot address the memory of another one."""
-    for peer in range(world_size):
-        if peer != rank and not torch.cuda.can_device_access_peer(rank, peer):
-            raise ValueError(f"CUDA device {rank} cannot address the memory of device {peer} (no peer access)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,11 +52,24 @@ def map_segments(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     with world_group(rank, world_size, store_path, timeout_s) as group:
+        allow_same_index(device, group)
         handle = module.rendezvous(own, group)
     by_rank = tuple(handle.get_buffer(peer, (num_bytes,), torch.uint8) for peer in range(world_size))
     if by_rank[rank].data_ptr() != own.data_ptr():
         raise RuntimeError(f"torch {torch.__version__} maps symmetric memory elsewhere than it was allocated")
     return MappedSegments(by_rank, int(handle.multicast_ptr or 0), (own, handle))
+
+
+def allow_same_index(device: torch.device, group: Any) -> None:
+    """Where two ranks' devices have the same index in their processes, tell torch that this is meant.
+
+    They share a device, or each process sees another one under that index; torch refuses both unless it is told,
+    and then does without multicast. Every rank of ``group`` calls it.
+    """
+    indices: list[int | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(indices, device.index, group=group)
+    if len(set(indices)) < len(indices):
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
 
 
 @contextlib.contextmanager

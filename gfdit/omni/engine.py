@@ -32,6 +32,7 @@ from vllm_omni.platforms import current_omni_platform
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.sampling import num_images
+from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
@@ -43,6 +44,7 @@ from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
+from gfdit.omni.warm_up import OUT_OF_MEMORY, WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
 from gfdit.runtime.guard import guarded, start_guarded
@@ -101,27 +103,63 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """Nothing to choose: tasks are dispatched by the control plane."""
 
     def run_startup_warmup(self) -> None:
-        """Learn from the loaded model what it can do, then run every degree once on every rank."""
+        """Learn from the loaded model what it can do, then run everything once on every rank."""
         try:
             described = self.executor.collective_rpc("gfdit_describe", unique_reply_rank=0)
             self._sequence_parallel: bool = described["sequence_parallel"]
             self._tiling: Tiling | None = described["tiling"]
-            size = self.settings.warmup_size
-            if size is None:
-                size = 128 if current_omni_platform.device_type == "cpu" else 512
-            request = self._make_dummy_request(height=size, width=size, guidance_scale=0.0, num_inference_steps=2)
-            if size and request is not None:
-                request = super()._prepare_request_for_admission(request)  # may be larger than any client's
-                seconds = self.executor.collective_rpc(
-                    "gfdit_warm_up", args=(request, self._sequence_parallel), unique_reply_rank=0
-                )
-                logger.info("warmed up at %dx%d, seconds on rank 0: %s", size, size, seconds)
-                self.executor.warm_up_replacements(request)
+            if requests := self._warm_up_requests():
+                limit_s = self.settings.warmup_limit_s
+                if limit_s is None:  # on a CPU nothing is compiled
+                    limit_s = 3.0 if current_omni_platform.device_type == "cpu" else 60.0
+                what = WarmUp(requests, self._sequence_parallel, limit_s)
+                self._warm_up(what)
+                self.executor.warm_up_replacements(what)
             self._start_loop()
         except Exception:
             logger.exception("warm-up failed")
             self.close()
             raise
+
+    def _warm_up_requests(self) -> tuple[OmniDiffusionRequest, ...]:
+        """One without guidance and one with; none if there is to be no warm-up."""
+        size = self.settings.warmup_size
+        if size is None:
+            size = 128 if current_omni_platform.device_type == "cpu" else 512
+        make = partial(self._make_dummy_request, height=size, width=size, num_inference_steps=2)
+        plain, guided = make(guidance_scale=0.0), make(guidance_scale=5.0)
+        if not size or plain is None or guided is None:
+            return ()
+        guided.prompt["negative_prompt"] = ""
+        guided.sampling_params.true_cfg_scale = 4.0
+        prepare = super()._prepare_request_for_admission  # they may be larger than any client's
+        return tuple([prepare(request) for request in (plain, guided)])
+
+    def _warm_up(self, what: WarmUp) -> None:
+        """Item by item, so that ranks need not agree on when the time is over."""
+        call, end_s = self.executor.collective_rpc, time.monotonic() + what.limit_s
+        left_out: list[str] = []
+        most_requests = math.inf
+        seconds: dict[str, float] = {}
+        for item in call("gfdit_begin_warm_up", args=(what,), unique_reply_rank=0):
+            if time.monotonic() > end_s or item.num_requests >= most_requests:
+                left_out.append(item.name)
+                continue
+            by_rank = call("gfdit_warm_up", args=(item,))
+            if OUT_OF_MEMORY in by_rank:
+                most_requests = item.num_requests
+                left_out.append(f"{item.name} ({OUT_OF_MEMORY})")
+            else:
+                seconds[item.name] = max(by_rank)
+        call("gfdit_end_warm_up")
+        logger.info("warmed up in %d items, seconds of each: %s", len(seconds), seconds)
+        if left_out:
+            logger.warning(
+                "warm-up ends after warmup_limit_s (%g s) without %d items, which may be slow the first time: %s",
+                what.limit_s,
+                len(left_out),
+                ", ".join(left_out),
+            )
 
     # Requests in: called on the event loop's thread
 
@@ -424,12 +462,16 @@ def _error_output(message: msg.RequestEnd) -> DiffusionOutput:
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     """The number of ranks, with the configuration set to a full replica on each.
 
-    Raises ``ValueError`` for more ranks than this machine has devices, for devices without a symmetric heap, and
-    for a wrong table of collectives.
+    Raises ``ValueError`` for more ranks than this machine has devices, for devices that it does not have or that
+    have no symmetric heap, and for a wrong table of collectives.
     """
     num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
     num_devices = current_omni_platform.get_device_count()
-    if num_ranks > num_devices:
+    if names := settings.device_names:
+        if current_omni_platform.device_type == "cpu":
+            raise ValueError(f"gfdit setting 'devices' names GPUs ({settings.devices}), and ranks are on a CPU")
+        check_devices(num_ranks, names_of(names, num_ranks))
+    elif num_ranks > num_devices:
         raise ValueError(f"gfdit was asked for {num_ranks} ranks but this machine has {num_devices} devices")
     heap_kind(current_omni_platform.device_type)
     if settings.comm_table is not None:

@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.request import OmniDiffusionRequest
-from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase
+from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerWrapperBase
 from vllm_omni.errors import OmniClientError
 from vllm_omni.platforms import current_omni_platform
 from vllm_omni.plugins import load_omni_general_plugins
@@ -30,7 +30,7 @@ from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
-from gfdit.omni.warm_up import warm_up
+from gfdit.omni.warm_up import Item, WarmUp, WarmUpRun
 from gfdit.runtime.executor import Results, TaskError
 from gfdit.runtime.host_memory import FreedMemory
 from gfdit.runtime.messages import Holding
@@ -45,7 +45,7 @@ class WorkerPayload:
     threads_per_rank: int
     adapter: str | None
     ring: bool = False
-    warm_up: OmniDiffusionRequest | None = None
+    warm_up: WarmUp | None = None
 
 
 class OmniExecutor:
@@ -64,6 +64,7 @@ class OmniExecutor:
         self.worker = WorkerWrapperBase(
             gpu_id=rank,
             od_config=od_config,
+            base_worker_class=worker_on(comm.device),
             worker_extension_cls=od_config.worker_extension_cls,
             custom_pipeline_args=od_config.custom_pipeline_args,
         )
@@ -78,8 +79,11 @@ class OmniExecutor:
         # A GPU has an allocator of its own.
         self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
         self.warm_up_s: dict[str, float] = {}
+        self._warm_up: WarmUpRun | None = None
         if payload.warm_up is not None:
-            self.warm_up_s = warm_up(self, payload.warm_up, sequence_parallel=False, by_itself=True)
+            run = WarmUpRun(self, payload.warm_up, alone=True)
+            run.run_all()
+            self.warm_up_s = run.seconds
 
     # Tasks
 
@@ -213,13 +217,41 @@ class OmniExecutor:
         """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
 
-    def gfdit_warm_up(self, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
-        """Run a small request at every degree, together with the other ranks; seconds by specification."""
-        return warm_up(self, request, sequence_parallel)
+    def gfdit_begin_warm_up(self, what: WarmUp) -> list[Item]:
+        """What there is to run, the most used first; all ranks run each of it at the same time."""
+        self._warm_up = WarmUpRun(self, what)
+        return self._warm_up.items
+
+    def gfdit_warm_up(self, item: Item) -> float | str:
+        """See :meth:`WarmUpRun.run`."""
+        assert self._warm_up is not None, "a warm-up has begun"
+        return self._warm_up.run(item)
+
+    def gfdit_end_warm_up(self) -> None:
+        """Nothing of it is needed any more."""
+        self._warm_up = None
 
     def close(self) -> None:
         self.runner.restore_groups()
         self.worker.shutdown()
+
+
+def worker_on(device: torch.device) -> type[DiffusionWorker]:
+    """vLLM-Omni's worker on ``device``: its own takes the one whose index is its rank."""
+
+    class WorkerOnDevice(DiffusionWorker):
+        rank: int
+
+        def init_device(self) -> None:
+            rank = self.rank
+            if device.index is not None:
+                self.rank = device.index
+            try:
+                super().init_device()
+            finally:
+                self.rank = rank
+
+    return WorkerOnDevice
 
 
 def _be_alone(od_config: OmniDiffusionConfig) -> None:

@@ -17,13 +17,13 @@ from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
-from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.comm import create_heap
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
+from gfdit.omni.warm_up import WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
@@ -71,7 +71,9 @@ class ElasticExecutor(DiffusionExecutor):
         table = settings.comm_table or ""
         if on_cpu and table:
             logger.warning("the table of collectives %s has no effect on a CPU", table)
-        self.heap = create_heap(heap_kind(device_type), self.num_ranks, selector_table=table)
+        self.heap = create_heap(
+            heap_kind(device_type), self.num_ranks, selector_table=table, devices=settings.device_names
+        )
         if on_cpu:
             self.heap = self.heap.held_open()
         self.client = ControlClient(
@@ -116,10 +118,10 @@ class ElasticExecutor(DiffusionExecutor):
             # Every rank has attached: from here on nothing is left behind, whatever kills the server.
             self.heap.unlink()
 
-    def warm_up_replacements(self, request: OmniDiffusionRequest) -> None:
-        """From now on a worker that replaces another one runs ``request`` by itself before it is used."""
+    def warm_up_replacements(self, what: WarmUp) -> None:
+        """From now on a worker that replaces another one does what it can of ``what`` before it is used."""
         path = Path(self.client.config.worker_payload_path)
-        payload = replace(pickle.loads(path.read_bytes()), warm_up=request)
+        payload = replace(pickle.loads(path.read_bytes()), warm_up=what)
         new = path.with_suffix(".new")
         new.write_bytes(pickle.dumps(payload))
         new.replace(path)  # at once: a worker may be starting

@@ -24,6 +24,9 @@ SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 class Settings:
     """``ranks`` defaults to the stage's data-parallel size. Times in seconds, sizes in pixels.
 
+    ``devices`` names the GPU of every rank, separated by commas, by index or UUID (``gfdit.comm.devices``); by
+    default rank ``r`` has the device ``r``.
+
     ``comm_table`` is a file of ``gfdit bench comm --save``, by which kernels choose how to move data.
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
     tables and policies call the model. ``record`` is a file for every event and command of the control plane.
@@ -34,7 +37,8 @@ class Settings:
 
     ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
     divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank and degree is warmed up with; 0 skips it.
+    the image that every rank, degree and batch is warmed up with; 0 skips it. After ``warmup_limit_s`` nothing
+    further is: what is used least is left out, and named in the log.
 
     What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
     others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
@@ -60,6 +64,7 @@ class Settings:
     policy_args: dict[str, str] = field(default_factory=dict)
     admission: str = "none"
     ranks: Count | None = None
+    devices: str | None = None
     adapter: str | None = None
     model_name: str | None = None
     costs: str | None = None
@@ -69,6 +74,7 @@ class Settings:
     ring: bool = False
     mask_sp_padding: bool = True
     warmup_size: CountOrZero | None = None
+    warmup_limit_s: SecondsOrZero | None = None
     max_steps: Count = 1000
     max_outputs: Count = 10
     max_pixels: Count = 4096 * 4096
@@ -114,6 +120,11 @@ class Settings:
             raise ValueError(f"gfdit setting {name!r} is {values.get(name)!r}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
         return settings
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """By rank; none for the default."""
+        return tuple(name.strip() for name in self.devices.split(",")) if self.devices else ()
 
     @property
     def limits(self) -> Limits:

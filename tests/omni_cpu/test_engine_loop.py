@@ -22,6 +22,7 @@ from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
 from gfdit.omni.plugin import find_accelerator
 from gfdit.omni.retryable import SEND_AGAIN
+from gfdit.omni.warm_up import OUT_OF_MEMORY, Item, WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
 from tests.support.lone_engine import PATIENCE_S, LoneEngine, image_request, lone_engine
@@ -226,6 +227,50 @@ def test_a_caller_that_waits_when_the_engine_fails_is_told() -> None:
 
 
 def test_a_warm_up_that_hangs_fails_the_start() -> None:
-    told = r"gfdit_warm_up was not answered by every rank within 0\.2 s"
+    told = r"gfdit_begin_warm_up was not answered by every rank within 0\.2 s"
     with pytest.raises(TimeoutError, match=told), lone_engine(warmup_size=64, start_timeout_s=0.2):
         pass
+
+
+def warmed_up(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, too_large: tuple[str, ...] = ()
+) -> tuple[list[str], list[str]]:
+    """What two ranks were asked to run of five items, and what was logged."""
+    items = [Item("sp1"), Item("sp2"), Item("sp1 x2", 2), Item("sp1 x4", 4), Item("sp1 x3", 3)]
+    asked: list[str] = []
+    told: list[str] = []
+
+    def call(method: str, args: tuple[Any, ...] = (), unique_reply_rank: int | None = None) -> Any:
+        if method == "gfdit_begin_warm_up":
+            return items
+        if method == "gfdit_warm_up":
+            asked.append(args[0].name)
+            return [0.1, OUT_OF_MEMORY if args[0].name in too_large else 0.2]
+        asked.append("end")
+        return None
+
+    with lone_engine() as engine:
+        monkeypatch.setattr(engine.executor, "collective_rpc", call)
+        monkeypatch.setattr("gfdit.omni.engine.logger.warning", lambda text, *of_it: told.append(text % of_it))
+        engine._warm_up(WarmUp((), True, limit_s))
+    return asked, told
+
+
+def test_all_is_warmed_up_if_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = warmed_up(monkeypatch, PATIENCE_S)
+    assert asked == ["sp1", "sp2", "sp1 x2", "sp1 x4", "sp1 x3", "end"] and not told
+
+
+def test_what_there_is_no_time_for_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = warmed_up(monkeypatch, -1.0)
+    assert asked == ["end"]
+    assert len(told) == 1 and "without 5 items" in told[0] and "sp1, sp2, sp1 x2, sp1 x4, sp1 x3" in told[0]
+
+
+def test_larger_batches_than_one_that_does_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = warmed_up(monkeypatch, PATIENCE_S, too_large=("sp1 x3",))
+    assert asked == ["sp1", "sp2", "sp1 x2", "sp1 x4", "sp1 x3", "end"]
+    assert len(told) == 1 and told[0].endswith("sp1 x3 (out of memory)")
+    asked, told = warmed_up(monkeypatch, PATIENCE_S, too_large=("sp1 x2",))
+    assert asked == ["sp1", "sp2", "sp1 x2", "end"]
+    assert told[0].endswith("sp1 x2 (out of memory), sp1 x4, sp1 x3")
