@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gfdit.comm import Group, GroupFreeComm
+from gfdit.comm import Group, GroupFreeComm, operators
 from gfdit.core.layouts import ExecutionLayout
 
 
@@ -32,6 +32,10 @@ class TaskScope:
     cfg: Group
     decode: Group
     mask_padding: bool = False
+    order: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = operators.order(self.comm.device)
 
     @classmethod
     def alone(cls, rank: int, comm: GroupFreeComm) -> TaskScope:
@@ -56,7 +60,8 @@ class TaskScope:
             self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
             parallel_config.sequence_parallel_size = layout.parallel.sp
         try:
-            yield
+            with operators.collectives_among(self.comm, sp=self.sp, cfg=self.cfg):
+                yield
         finally:
             self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
 
@@ -111,9 +116,7 @@ class GroupStandIn:
         size = self.world_size
         if size == 1:
             return input_
-        source = input_.contiguous()
-        gathered = source.new_empty((size * source.shape[0], *source.shape[1:]))
-        self._scope.comm.all_gather_into_tensor(gathered, source, self._group)
+        gathered = operators.all_gather(self._scope.order, input_, self._which, size)
         parts = list(gathered.chunk(size))
         return parts if separate_tensors else torch.cat(parts, dim=dim)
 
