@@ -20,8 +20,11 @@ own heads, D head size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -37,7 +40,8 @@ class _Members(threading.local):
     """The communicator of what runs on this thread, and its groups by name."""
 
     comm: GroupFreeComm | None = None
-    groups: Mapping[str, Group] = {}
+    groups: Mapping[str, Group] = MappingProxyType({})
+    rehearsing: bool = False
 
 
 _members = _Members()
@@ -52,6 +56,23 @@ def collectives_among(comm: GroupFreeComm, **groups: Group) -> Iterator[None]:
         yield
     finally:
         _members.comm, _members.groups = before
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """On this thread no operator communicates: it gives zeros in the shapes that would have come.
+
+    So a rank by itself can compile, and have compiled, what it will run together with others.
+    """
+    before, _members.rehearsing = _members.rehearsing, True
+    try:
+        yield
+    finally:
+        _members.rehearsing = before
+
+
+def is_rehearsal() -> bool:
+    return _members.rehearsing
 
 
 def order(device: torch.device) -> torch.Tensor:
@@ -96,7 +117,9 @@ def _scatter_heads(
     return joint
 
 
-def _joint_outputs(image: Sequence[torch.Tensor], text: Sequence[torch.Tensor], degree: int) -> tuple[torch.Tensor, ...]:
+def _joint_outputs(
+    image: Sequence[torch.Tensor], text: Sequence[torch.Tensor], degree: int
+) -> tuple[torch.Tensor, ...]:
     """Room for text and image tokens with one member's share of the heads: (B, T + S, H / P, D) each."""
     num_text = text[0].shape[1] if text else 0
     shapes = [(t.shape[0], num_text + degree * t.shape[1], t.shape[2] // degree, t.shape[3]) for t in image]
@@ -147,7 +170,7 @@ def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tup
 # A ring
 
 
-def _ring_attention(
+def _attend_in_ring(
     order: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -160,13 +183,11 @@ def _ring_attention(
 ) -> torch.Tensor:
     comm, group = _looked_up("sp", degree)
     text = Block(*replicated, replicated_mask) if replicated else None
-    attended = ring_attention(
-        comm, group, query, key, value, scale=scale, key_mask=key_mask, replicated=text
-    )
+    attended = ring_attention(comm, group, query, key, value, scale=scale, key_mask=key_mask, replicated=text)
     return attended.contiguous()
 
 
-def _ring_attention_fake(
+def _attend_in_ring_fake(
     order: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -194,43 +215,48 @@ def _all_gather_fake(order: torch.Tensor, tensor: torch.Tensor, group: str, degr
     return tensor.new_empty((degree * tensor.shape[0], *tensor.shape[1:]))
 
 
-for _schema, _run, _fake in (
-    (
-        "scatter_heads(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor[] text, bool text_first, "
-        "SymInt degree) -> (Tensor, Tensor, Tensor)",
-        _scatter_heads,
-        _scatter_heads_fake,
-    ),
-    (
-        "gather_heads(Tensor(a!) order, Tensor tensor, SymInt num_text, bool text_first, SymInt degree) -> Tensor",
-        _gather_heads,
-        _gather_heads_fake,
-    ),
-    (
-        "ring_attention(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor? key_mask, "
-        "Tensor[] replicated, Tensor? replicated_mask, float scale, SymInt degree) -> Tensor",
-        _ring_attention,
-        _ring_attention_fake,
-    ),
-    (
-        "all_gather(Tensor(a!) order, Tensor tensor, str group, SymInt degree) -> Tensor",
-        _all_gather,
-        _all_gather_fake,
-    ),
-):
-    _name = _schema.partition("(")[0]
-    _library.define(_schema)
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"gfdit::{_name}", _fake, lib=_library)
+def _run_or_rehearse(run: Callable[..., Any], fake: Callable[..., Any], *args: Any) -> Any:
+    if not _members.rehearsing:
+        return run(*args)
+    shapes = fake(*args)
+    return tuple(map(torch.zero_, shapes)) if isinstance(shapes, tuple) else shapes.zero_()
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The operator that ``run`` carries out on tensors and ``fake`` on shapes alone."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, partial(_run_or_rehearse, run, fake), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gfdit::{name}", fake, lib=_library)
+    return getattr(torch.ops.gfdit, name).default
+
 
 #: ``scatter_heads(order, query, key, value, text, text_first, degree)``: before attention, (B, L, H, D) each to
 #: (B, S, h, D); with ``text``, three of (B, T, H, D) that are the same on all members, to (B, T + S, h, D).
-scatter_heads = torch.ops.gfdit.scatter_heads.default
+scatter_heads = _define(
+    "scatter_heads(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor[] text, bool text_first, "
+    "SymInt degree) -> (Tensor, Tensor, Tensor)",
+    _scatter_heads,
+    _scatter_heads_fake,
+)
 #: ``gather_heads(order, tensor, num_text, text_first, degree)``: (B, T + S, h, D) back to (B, T + L, H, D).
-gather_heads = torch.ops.gfdit.gather_heads.default
-#: ``ring_attention(order, query, key, value, key_mask, replicated, replicated_mask, scale, degree)``: see
+gather_heads = _define(
+    "gather_heads(Tensor(a!) order, Tensor tensor, SymInt num_text, bool text_first, SymInt degree) -> Tensor",
+    _gather_heads,
+    _gather_heads_fake,
+)
+#: ``attend_in_ring(order, query, key, value, key_mask, replicated, replicated_mask, scale, degree)``: see
 #: ``gfdit.comm.ring_attention``; ``replicated`` is nothing, or keys and values that all members have.
-ring_attention_op = torch.ops.gfdit.ring_attention.default
+attend_in_ring = _define(
+    "attend_in_ring(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor? key_mask, "
+    "Tensor[] replicated, Tensor? replicated_mask, float scale, SymInt degree) -> Tensor",
+    _attend_in_ring,
+    _attend_in_ring_fake,
+)
 #: ``all_gather(order, tensor, group, degree)``: (rows, ...) of every member of the group of that name, one after
 #: the other: (degree * rows, ...).
-all_gather = torch.ops.gfdit.all_gather.default
+all_gather = _define(
+    "all_gather(Tensor(a!) order, Tensor tensor, str group, SymInt degree) -> Tensor",
+    _all_gather,
+    _all_gather_fake,
+)

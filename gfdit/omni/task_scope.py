@@ -24,6 +24,10 @@ class TaskScope:
     """What this rank is part of right now; one instance per worker process, read by the stand-ins.
 
     ``mask_padding``: whether attention layers leave out the tokens that make a length divide by the degree.
+
+    A compiled block is compiled again wherever what it has read is another. So inside of blocks only ``sp_degree``
+    may be read of the groups, the number of ranks in ``sp``, and what differs among groups of one degree not at
+    all: the operators of :mod:`gfdit.comm.operators` look it up. ``order`` is for them.
     """
 
     rank: int
@@ -32,6 +36,7 @@ class TaskScope:
     cfg: Group
     decode: Group
     mask_padding: bool = False
+    sp_degree: int = 1
     order: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,18 +57,19 @@ class TaskScope:
 
         With ``decode`` the ranks share the tiles of the VAE and nothing else: for models each of them is alone.
         """
-        before = self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size
+        before = self.sp, self.sp_degree, self.cfg, self.decode, parallel_config.sequence_parallel_size
         if decode:
             self.decode = self.comm.group(layout.ranks)
         else:
             self.sp = self.comm.group(layout.sp_ranks(self.rank))
+            self.sp_degree = len(self.sp)
             self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
             parallel_config.sequence_parallel_size = layout.parallel.sp
         try:
             with operators.collectives_among(self.comm, sp=self.sp, cfg=self.cfg):
                 yield
         finally:
-            self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
+            self.sp, self.sp_degree, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
 
 
 class GroupStandIn:
@@ -122,12 +128,14 @@ class GroupStandIn:
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group, bit-identical on every member."""
-        self._scope.comm.all_reduce(input_, self._group)
+        if not operators.is_rehearsal():
+            self._scope.comm.all_reduce(input_, self._group)
         return input_
 
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Broadcast from group rank ``src``."""
-        self._scope.comm.broadcast(input_, self._group.ranks[src], self._group)
+        if not operators.is_rehearsal():
+            self._scope.comm.broadcast(input_, self._group.ranks[src], self._group)
         return input_
 
     def destroy(self) -> None:

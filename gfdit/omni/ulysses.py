@@ -2,7 +2,7 @@
 
 Before attention, queries, keys and values change from (all heads, own tokens) to (own heads, all tokens) in one
 exchange; after it, the output changes back. Text that joins the image tokens in attention is replicated on every
-rank: its heads are sliced before and gathered after. The exchanges read and write the joint tensors in place. Only
+rank: its heads are sliced before and gathered after. Only
 data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
@@ -51,7 +51,7 @@ class GroupFreeUlysses:
 
         Raises ``ValueError`` if a head count does not divide by the degree, before anything is sent.
         """
-        size = len(self._scope.sp.ranks)
+        size = self._scope.sp_degree
         attn_metadata = with_padding_mask(attn_metadata, query, self._scope)
         text = text_tensors(attn_metadata)
         _check_heads((query, key, value, *text), size)
@@ -67,7 +67,7 @@ class GroupFreeUlysses:
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """Output (B, T + S, H / P, D) back to (B, T + L, H, D)."""
         assert isinstance(ctx, UlyssesContext)
-        size = len(self._scope.sp.ranks)
+        size = self._scope.sp_degree
         return operators.gather_heads(self._scope.order, attn_output, ctx.num_text, ctx.text_first, size)
 
 
@@ -95,7 +95,7 @@ def with_padding_mask(
     """
     if not (scope.mask_padding and is_forward_context_available()):
         return attn_metadata
-    context, num_tokens = get_forward_context(), len(scope.sp) * query.shape[1]
+    context, num_tokens = get_forward_context(), scope.sp_degree * query.shape[1]
     num_padding, num_real = context.sp_padding_size, context.sp_original_seq_len
     if num_real is None or num_padding <= 0 or num_real + num_padding != num_tokens:
         return attn_metadata
