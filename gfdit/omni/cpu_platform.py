@@ -12,7 +12,7 @@ class GfditCpuPlatform(CpuDevicePlatform, OmniPlatform):
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:
-        return False
+        return True
 
     @classmethod
     def supports_cpu_offload(cls) -> bool:

@@ -31,8 +31,12 @@ from gfdit.omni.ring import RingMetadata, UlyssesOrRing
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
 
-# What tells attention about the text, and no more.
-_TEXT_FIELDS = frozenset({"joint_query", "joint_key", "joint_value"})
+# All but what tells attention about the text, with its value when nothing is told.
+_OTHER_FIELDS = tuple(
+    (field.name, getattr(AttentionMetadata(), field.name))
+    for field in fields(AttentionMetadata)
+    if field.name not in {"joint_query", "joint_key", "joint_value"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,6 @@ class JointAttention:
         self._scope = scope
         self._exchange = exchange
 
-    @torch.compiler.disable
     def pre_attention(
         self,
         query: torch.Tensor,
@@ -71,14 +74,14 @@ class JointAttention:
         num_image = get_forward_context().sp_shard_metadata.get(SHARD_GROUP)
         if num_image is None:
             return query, key, value, attn_metadata, ParallelAttentionContext(self.name)
-        size = len(self._scope.sp.ranks)
+        size = self._scope.sp_degree
         num_own = -(-num_image // size)
         num_padding = size * num_own - num_image
         image = (query, key, value)
         if attn_metadata is None:
             num_text = query.shape[1] - num_own
-            text, image = zip(*((t[:, :num_text], t[:, num_text:]) for t in image), strict=True)
-            attn_metadata = _text_in_front(*text)
+            attn_metadata = _text_in_front(query[:, :num_text], key[:, :num_text], value[:, :num_text])
+            image = query[:, num_text:], key[:, num_text:], value[:, num_text:]
         else:
             _check_metadata(attn_metadata)
         q, k, v, metadata, exchange = self._exchange.pre_attention(*image, attn_metadata)
@@ -88,7 +91,6 @@ class JointAttention:
         end = q.shape[1] - num_padding
         return q[:, :end], k[:, :end], v[:, :end], None, JointContext(self.name, exchange, num_padding)
 
-    @torch.compiler.disable
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """(B, T + L, H, D), of what the exchange gave attention."""
         if not isinstance(ctx, JointContext):
@@ -127,11 +129,10 @@ def _text_in_front(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
 
 def _check_metadata(metadata: AttentionMetadata) -> None:
     """It may put text in front of the image: padding comes last, and is no text."""
-    default = AttentionMetadata()
-    others = [
-        field.name
-        for field in fields(AttentionMetadata)
-        if field.name not in _TEXT_FIELDS and getattr(metadata, field.name) != getattr(default, field.name)
-    ]
-    if others:
+    others = [name for name, default in _OTHER_FIELDS if _is_given(getattr(metadata, name), default)]
+    if len(others) > 0:
         raise ValueError(f"a plan of gfdit's cannot split the tokens of attention with {', '.join(others)}")
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    return value is not None if default is None else value != default

@@ -10,7 +10,7 @@ between its blocks, so the kernel has a stand-in, which leaves to it all that is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 
-from gfdit.comm.ring_attention import Block, ring_attention
+from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses, is_text_first, text_tensors, with_padding_mask
 
@@ -46,7 +46,6 @@ class GroupFreeRing:
     def __init__(self, scope: TaskScope) -> None:
         self._scope = scope
 
-    @torch.compiler.disable
     def pre_attention(
         self,
         query: torch.Tensor,
@@ -63,9 +62,16 @@ class GroupFreeRing:
         if given.joint_query is not None:
             parts = (given.joint_query, query) if is_text_first(given) else (query, given.joint_query)
             query = torch.cat(parts, dim=1)
-        values = {field.name: getattr(given, field.name) for field in fields(AttentionMetadata)}
-        values |= {"attn_mask": None, "joint_attn_mask": None}
-        metadata = RingMetadata(**values, image_mask=given.attn_mask, text_mask=given.joint_attn_mask)
+        metadata = RingMetadata(
+            joint_query=given.joint_query,
+            joint_key=given.joint_key,
+            joint_value=given.joint_value,
+            joint_strategy=given.joint_strategy,
+            extra=given.extra,
+            video_layout=given.video_layout,
+            image_mask=given.attn_mask,
+            text_mask=given.joint_attn_mask,
+        )
         return query, key, value, metadata, ParallelAttentionContext(self.name)
 
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
@@ -92,7 +98,7 @@ class UlyssesOrRing:
         value: torch.Tensor,
         attn_metadata: AttentionMetadata | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata | None, ParallelAttentionContext]:
-        size = len(self._scope.sp.ranks)
+        size = self._scope.sp_degree
         heads = [tensor.shape[2] for tensor in (query, key, value, *text_tensors(attn_metadata))]
         if any(count % size for count in heads):
             return self._ring.pre_attention(query, key, value, attn_metadata)
@@ -124,23 +130,23 @@ class RingOrKernel:
             return self._kernel.forward(query, key, value, attn_metadata)
         return self._ring(query, key, value, attn_metadata)
 
-    @torch.compiler.disable
     def _ring(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: RingMetadata
     ) -> torch.Tensor:
-        text = None
+        text, text_mask = [], None
         if metadata.joint_key is not None:
             assert metadata.joint_value is not None
-            text = Block(metadata.joint_key, metadata.joint_value, _as_bool(metadata.text_mask))
-        return ring_attention(
-            self._scope.comm,
-            self._scope.sp,
+            text, text_mask = [metadata.joint_key, metadata.joint_value], _as_bool(metadata.text_mask)
+        return operators.attend_in_ring(
+            self._scope.order,
             query,
             key,
             value,
-            scale=self._scale,
-            key_mask=_as_bool(metadata.image_mask),
-            replicated=text,
+            _as_bool(metadata.image_mask),
+            text,
+            text_mask,
+            self._scale,
+            self._scope.sp_degree,
         )
 
     def __getattr__(self, name: str) -> Any:

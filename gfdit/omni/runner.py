@@ -18,6 +18,7 @@ from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunn
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tiling import Tiling
+from gfdit.omni.compiled_blocks import prepare_compiled_blocks
 from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
@@ -31,6 +32,8 @@ class ElasticModelRunner(DiffusionModelRunner):
     scope: TaskScope
     #: Of the VAE, if decode tasks may share its tiles.
     tiling: Tiling | None
+    #: Of the transformer, by torch; 0 if everything runs as it is written.
+    num_compiled_blocks: int
     _original_groups: tuple[Any, Any]
     _sequence_plan: SequencePlan | None = None
 
@@ -50,6 +53,7 @@ class ElasticModelRunner(DiffusionModelRunner):
         ``ValueError`` naming an attention layer that cannot do it.
         """
         self.scope = scope
+        self.num_compiled_blocks = prepare_compiled_blocks(self.pipeline)
         self._sequence_plan = sequence_plan
         self._original_groups = parallel_state._SP, parallel_state._CFG
         parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")

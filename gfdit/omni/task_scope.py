@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gfdit.comm import Group, GroupFreeComm
+from gfdit.comm import Group, GroupFreeComm, operators
 from gfdit.core.layouts import ExecutionLayout
 
 
@@ -24,6 +24,10 @@ class TaskScope:
     """What this rank is part of right now; one instance per worker process, read by the stand-ins.
 
     ``mask_padding``: whether attention layers leave out the tokens that make a length divide by the degree.
+
+    A compiled block is compiled again wherever what it has read is another. So inside of blocks only ``sp_degree``
+    may be read of the groups, the number of ranks in ``sp``, and what differs among groups of one degree not at
+    all: the operators of :mod:`gfdit.comm.operators` look it up. ``order`` is for them.
     """
 
     rank: int
@@ -32,6 +36,11 @@ class TaskScope:
     cfg: Group
     decode: Group
     mask_padding: bool = False
+    sp_degree: int = 1
+    order: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = operators.order(self.comm.device)
 
     @classmethod
     def alone(cls, rank: int, comm: GroupFreeComm) -> TaskScope:
@@ -48,17 +57,19 @@ class TaskScope:
 
         With ``decode`` the ranks share the tiles of the VAE and nothing else: for models each of them is alone.
         """
-        before = self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size
+        before = self.sp, self.sp_degree, self.cfg, self.decode, parallel_config.sequence_parallel_size
         if decode:
             self.decode = self.comm.group(layout.ranks)
         else:
             self.sp = self.comm.group(layout.sp_ranks(self.rank))
+            self.sp_degree = len(self.sp)
             self.cfg = self.comm.group(layout.cfg_ranks(self.rank))
             parallel_config.sequence_parallel_size = layout.parallel.sp
         try:
-            yield
+            with operators.collectives_among(self.comm, sp=self.sp, cfg=self.cfg):
+                yield
         finally:
-            self.sp, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
+            self.sp, self.sp_degree, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
 
 
 class GroupStandIn:
@@ -111,20 +122,20 @@ class GroupStandIn:
         size = self.world_size
         if size == 1:
             return input_
-        source = input_.contiguous()
-        gathered = source.new_empty((size * source.shape[0], *source.shape[1:]))
-        self._scope.comm.all_gather_into_tensor(gathered, source, self._group)
+        gathered = operators.all_gather(self._scope.order, input_, self._which, size)
         parts = list(gathered.chunk(size))
         return parts if separate_tensors else torch.cat(parts, dim=dim)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group, bit-identical on every member."""
-        self._scope.comm.all_reduce(input_, self._group)
+        if not operators.is_rehearsal():
+            self._scope.comm.all_reduce(input_, self._group)
         return input_
 
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Broadcast from group rank ``src``."""
-        self._scope.comm.broadcast(input_, self._group.ranks[src], self._group)
+        if not operators.is_rehearsal():
+            self._scope.comm.broadcast(input_, self._group.ranks[src], self._group)
         return input_
 
     def destroy(self) -> None:

@@ -2,7 +2,7 @@
 
 Before attention, queries, keys and values change from (all heads, own tokens) to (own heads, all tokens) in one
 exchange; after it, the output changes back. Text that joins the image tokens in attention is replicated on every
-rank: its heads are sliced before and gathered after. The exchanges read and write the joint tensors in place. Only
+rank: its heads are sliced before and gathered after. Only
 data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
@@ -18,6 +18,7 @@ from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 
+from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
 
 
@@ -39,7 +40,6 @@ class GroupFreeUlysses:
     def __init__(self, scope: TaskScope) -> None:
         self._scope = scope
 
-    @torch.compiler.disable
     def pre_attention(
         self,
         query: torch.Tensor,
@@ -51,59 +51,24 @@ class GroupFreeUlysses:
 
         Raises ``ValueError`` if a head count does not divide by the degree, before anything is sent.
         """
-        group, comm = self._scope.sp, self._scope.comm
-        size, index = len(group.ranks), group.ranks.index(self._scope.rank)
+        size = self._scope.sp_degree
         attn_metadata = with_padding_mask(attn_metadata, query, self._scope)
         text = text_tensors(attn_metadata)
         _check_heads((query, key, value, *text), size)
-        image = (query, key, value)
-        if not text:
-            q, k, v = comm.scatter_heads(image, group)
-            return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name)
-        assert attn_metadata is not None
-        if len(text) != len(image):
-            raise ValueError("joint_query, joint_key and joint_value go together")
-        text_first = is_text_first(attn_metadata)
-        num_text, num_image = text[0].shape[1], size * query.shape[1]
-        joint = tuple(_joint(own, num_text + num_image, size) for own in image)
-        split = tuple(_text_and_image(tensor, num_text, text_first) for tensor in joint)
-        for (text_part, _), tensor in zip(split, text, strict=True):
-            text_part.copy_(tensor.chunk(size, dim=2)[index])
-        comm.scatter_heads(image, group, out=[image_part for _, image_part in split])
-        q, k, v = joint
-        context = UlyssesContext(self.name, num_text, text_first)
-        return q, k, v, _with_key_mask(attn_metadata, k), context
+        num_text, text_first = 0, True
+        if len(text) > 0:
+            assert attn_metadata is not None
+            if len(text) != 3:
+                raise ValueError("joint_query, joint_key and joint_value go together")
+            num_text, text_first = text[0].shape[1], is_text_first(attn_metadata)
+        q, k, v = operators.scatter_heads(self._scope.order, query, key, value, list(text), text_first, size)
+        return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name, num_text, text_first)
 
-    @torch.compiler.disable
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """Output (B, T + S, H / P, D) back to (B, T + L, H, D)."""
         assert isinstance(ctx, UlyssesContext)
-        group, comm = self._scope.sp, self._scope.comm
-        if ctx.num_text == 0:
-            return comm.gather_heads(attn_output, group)
-        batch, total, heads, head_size = attn_output.shape
-        size = len(group.ranks)
-        own = ctx.num_text + (total - ctx.num_text) // size
-        output = attn_output.new_empty((batch, own, heads * size, head_size))
-        text, image = _text_and_image(attn_output, ctx.num_text, ctx.text_first)
-        text_out, image_out = _text_and_image(output, ctx.num_text, ctx.text_first)
-        comm.gather_heads(image, group, out=image_out)
-        comm.gather_heads(text, group, replicated=True, out=text_out)
-        return output
-
-
-def _joint(tensor_BLHD: torch.Tensor, num_tokens: int, size: int) -> torch.Tensor:
-    """Room for text and image tokens with this rank's share of the heads: (B, T + S, H / P, D)."""
-    batch, _, heads, head_size = tensor_BLHD.shape
-    return tensor_BLHD.new_empty((batch, num_tokens, heads // size, head_size))
-
-
-def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two parts of a joint tensor along its tokens, as views."""
-    if text_first:
-        return joint[:, :num_text], joint[:, num_text:]
-    num_image = joint.shape[1] - num_text
-    return joint[:, num_image:], joint[:, :num_image]
+        size = self._scope.sp_degree
+        return operators.gather_heads(self._scope.order, attn_output, ctx.num_text, ctx.text_first, size)
 
 
 def text_tensors(attn_metadata: AttentionMetadata | None) -> tuple[torch.Tensor, ...]:
@@ -130,7 +95,7 @@ def with_padding_mask(
     """
     if not (scope.mask_padding and is_forward_context_available()):
         return attn_metadata
-    context, num_tokens = get_forward_context(), len(scope.sp) * query.shape[1]
+    context, num_tokens = get_forward_context(), scope.sp_degree * query.shape[1]
     num_padding, num_real = context.sp_padding_size, context.sp_original_seq_len
     if num_real is None or num_padding <= 0 or num_real + num_padding != num_tokens:
         return attn_metadata
