@@ -33,9 +33,9 @@ _GPU_BACKEND, _CPU_BACKEND = "inductor", "aot_eager"
 def run(job: Job) -> None:
     where = Where.of(job)
     models = (QWEN, WAN_480, FLUX) if where.on_gpu and not job.spec.quick else (WAN_480,)
-    for model in models:
-        scaled = model if where.on_gpu else model.small()
-        for compiled in (False, True):
+    for compiled in (False, True):  # which takes longer
+        for model in models:
+            scaled = model if where.on_gpu else model.small()
             for degree in DEGREES if not job.spec.quick else (2,):
                 name = f"{model.name}, {'compiled' if compiled else 'eager'}, degree {degree}"
                 job.check(name, partial(_check, job, where, scaled, degree, compiled))

@@ -84,7 +84,7 @@ class Job:
             return
         limit_s = min(limit_s or self.left_s, self.left_s)
         if limit_s <= 0:
-            self.note(f"{name}: not run, no time was left")
+            self._write({"left": name})
             return
         self._write({"begin": name})
         begin, passed, broken = time.monotonic(), True, ""

@@ -40,7 +40,7 @@ PARTS = (
         "benchmarks.gpu.compile_ahead:run",
         "every kernel variant compiles on this machine; the other parts load them from the cache",
         weight=10,
-        interpreted_weight=8,
+        interpreted_weight=15,
     ),
     Part(
         "bits",

@@ -43,7 +43,7 @@ class Where:
 
     @classmethod
     def of(cls, job: Job) -> Where:
-        return cls(job.spec.heap, job.spec.ranks, 120.0 if not job.spec.interpret else 300.0)
+        return cls(job.spec.heap, job.spec.ranks, 45.0 if not job.spec.interpret else 300.0)
 
     @property
     def on_gpu(self) -> bool:

@@ -109,8 +109,8 @@ def _comparable(rows: Rows) -> list[dict[str, Any]]:
 
 _OF_TABLE = (
     "Times are of the slowest rank: median over the rounds, in brackets the smallest and the largest; on a GPU, "
-    "of calls in a captured graph. Bytes are those between a pair of ranks. First the way taken without a measured "
-    "table, then the fastest, if it is another one."
+    "of calls in a captured graph. Bytes are those between a pair of ranks. First the way taken without a "
+    "measured table, then the fastest, if it is another one."
 )
 
 

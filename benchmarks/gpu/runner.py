@@ -157,10 +157,14 @@ def _take(result: Result, entries: Sequence[dict[str, Any]], ending: str, second
         result[name] = [entry[key] for entry in entries if key in entry]
     failed = [check["name"] for check in result["checks"] if not check["passed"]]
     reason = ending or (f"failed: {', '.join(failed)}" if failed else "")
-    if not result["checks"] and not reason:
+    left = [entry["left"] for entry in entries if "left" in entry]
+    if not result["checks"] and not left and not reason:
         reason = "it checked nothing"
+    state = "failed" if reason else "passed" if result["checks"] else "not run"
+    if left:
+        reason = "; ".join([*([reason] if reason else []), f"budget: no time was left for {', '.join(left)}"])
     result |= {
-        "state": "failed" if reason else "passed",
+        "state": state,
         "reason": reason,
         "seconds": round(seconds, 1),
         "limit_s": round(limit, 1),

@@ -73,5 +73,11 @@ def cut_off(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def too_much(job: Job) -> None:
+    job.check("first", lambda: "fine")
+    job._end = 0.0
+    job.check("second", lambda: "fine")
+
+
 def nothing(job: Job) -> None:
     pass

@@ -68,7 +68,7 @@ def test_a_part_that_dies_leaves_the_others_and_goes_on_behind_what_killed_it(tm
 
 
 def test_a_part_that_hangs_is_ended_at_its_limit_and_says_where(tmp_path: Path) -> None:
-    parts = [fake("hangs_hard"), fake("hangs"), fake("works")]
+    parts = [fake("hangs_hard"), fake("hangs"), fake("works", least_s=1.0)]
     found = run(tmp_path, *parts, budget_s=26.0)
     hard = found["hangs_hard"]
     assert checks(hard) == {"before": "passed", "stuck": "its process killed at its limit"}
@@ -95,10 +95,14 @@ def test_without_process_groups_a_child_would_be_left(tmp_path: Path, monkeypatc
 
 
 def test_a_budget_too_small_is_said(tmp_path: Path) -> None:
-    found = run(tmp_path, fake("works", least_s=1.0), fake("raises", least_s=500.0), budget_s=60.0)
+    found = run(
+        tmp_path, fake("works", least_s=1.0), fake("raises", least_s=500.0), fake("too_much"), budget_s=60.0
+    )
     assert found["works"]["state"] == "passed"
     assert found["raises"]["state"] == "not run"
     assert found["raises"]["reason"].startswith("budget: ") and "it needs 500" in found["raises"]["reason"]
+    assert checks(found["too_much"]) == {"first": "passed"}
+    assert found["too_much"]["reason"] == "budget: no time was left for second"
 
 
 def test_the_report_is_whole_after_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +248,49 @@ def test_headlines_compare_with_handshake_and_copy() -> None:
         "all_gather, 1024 bytes per pair: 3.50 us by low_latency, 1.75 x the handshake (aim 1.5: missed)" in text
     )
     assert "340.0 us by push, 82% of the device's copy rate (aim 80%: reached)" in text
+
+
+_BARE = """
+import sys
+
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"msgspec", "zmq", "vllm", "vllm_omni", "diffusers", "scipy", "matplotlib"}:
+            raise ImportError(f"{name} is not on a bare machine")
+
+sys.meta_path.insert(0, Bare())
+"""
+
+
+def test_a_short_run_on_a_machine_with_nothing_but_torch_and_triton(tmp_path: Path) -> None:
+    """The command itself, from elsewhere: its parts, their processes, and its report."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "sitecustomize.py").write_text(_BARE)
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu_check.py"),
+        "--interpret",
+        "--quick",
+        "--rounds",
+        "1",
+    ]
+    command += ["--budget-s", "3000", "--only", "exchanges", "beside", "--out", str(out)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(bare)}, capture_output=True, text=True
+    )
+    log = "".join(path.read_text() for path in out.glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + log
+    (path,) = out.glob("*.json")
+    report = json.loads(path.read_text())
+    assert [part["name"] for part in report["parts"]] == ["head exchanges", "beside compute"]
+    assert all(part["state"] == "passed" for part in report["parts"])
+    # Where it was put says nothing about it, and nothing here may be taken for a figure of a GPU.
+    assert report["command"].endswith("--only exchanges beside")
+    assert not report["on_gpu"] and report["device"] == "no GPU"
+    text = next(out.glob("*.md")).read_text()
+    assert "**Not on a GPU.**" in text and "aim" not in text and "copy rate (" not in text
+    told = checks({part["name"]: part for part in report["parts"]}["beside compute"])
+    assert told["migration from layout to layout"] == "passed"
+    assert "not run: msgspec is not on a bare machine" in text
