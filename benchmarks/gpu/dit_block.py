@@ -37,7 +37,7 @@ def run(job: Job) -> None:
         for model in models:
             scaled = model if where.on_gpu else model.small()
             for degree in DEGREES if not job.spec.quick else (2,):
-                name = f"{model.name}, {'compiled' if compiled else 'eager'}, degree {degree}"
+                name = f"{scaled.name}, {'compiled' if compiled else 'eager'}, degree {degree}"
                 job.check(name, partial(_check, job, where, scaled, degree, compiled))
 
 

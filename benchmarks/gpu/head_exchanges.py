@@ -34,15 +34,15 @@ def run(job: Job) -> None:
     for group_size in (4, 2):
         for model in (QWEN, WAN_720, FLUX) if where.on_gpu and not job.spec.quick else (QWEN,):
             scaled = model if where.on_gpu else model.small()
-            job.check(f"{model.name}, {group_size} ranks", partial(_check, job, where, scaled, group_size))
+            job.check(f"{scaled.name}, {group_size} ranks", partial(_check, job, where, scaled, group_size))
 
 
 def _check(job: Job, where: Where, model: Model, group_size: int) -> str:
     sizes = where.sizes
     if where.on_gpu:
-        # Query, key, value and output, before and after.
-        scratch_bytes = 9 * model.tokens // group_size * model.width * 2 + (1 << 20)
-        sizes = DEVICE_SIZES | {"scratch_bytes": -(-scratch_bytes // 4096) * 4096}
+        # Outputs go into places: three tensors, and what they are aligned by.
+        place_bytes = 3 * model.tokens * model.width // group_size * 2 + 4096
+        sizes = DEVICE_SIZES | {"place_bytes": max(DEVICE_SIZES["place_bytes"], -(-place_bytes // 4096) * 4096)}
     rounds = job.spec.rounds if where.on_gpu else 1
     by_rank = where.run(_rank, model, rounds, num_ranks=group_size, sizes=sizes)
     cases = [
@@ -61,7 +61,9 @@ def _check(job: Job, where: Where, model: Model, group_size: int) -> str:
         if label["way"] not in ("device copy", "unfused copies"):
             best[exchange] = min(best.get(exchange, fields), fields, key=lambda entry: entry["us"])
         elif label["way"] == "unfused copies":
-            best[f"{exchange}, unfused"] = fields
+            best[f"{exchange}, unfused"] = min(
+                best.get(f"{exchange}, unfused", fields), fields, key=lambda entry: entry["us"]
+            )
     if not where.on_gpu:
         return f"{len(cases)} cases"
     return "; ".join(f"{name}: {fields['us']:.0f} us" for name, fields in best.items())
@@ -129,7 +131,7 @@ def _direction(
         repeats = 1
     told = []
 
-    def timed(way: str, call: Callable[[], Sequence[torch.Tensor]], choice: Choice | None = None) -> None:
+    def timed(way: str, call: Callable[[], Sequence[torch.Tensor]], choice: Choice | None, eager: bool) -> None:
         with comm.selector.forced(choice) if comm.selector else nullcontext():
             got = call()
             comm.synchronize()
@@ -137,48 +139,43 @@ def _direction(
                 raise AssertionError(f"rank {comm.rank}: wrong bytes, {name} by {way}")
             del got
             together(comm)
+            label = {"exchange": name, "way": way}
+            if eager:
+                seconds = [time_once(comm, partial(repeat, call, repeats)) / repeats for _ in range(rounds)]
+                told.append(Timed(label | {"launched": "one by one"}, num_bytes, seconds))
+                together(comm)
             seconds = time_calls(comm, call, rounds, repeats)
-        told.append(Timed({"exchange": name, "way": way}, num_bytes, seconds))
+            told.append(Timed(label | {"launched": "in a graph"}, num_bytes, seconds))
 
-    for in_heap in (False, True):
-        source, target = _ends(comm, given, wanted, in_heap)
-        together(comm)
-        call = partial(_exchange, comm, group, gather, source, target)
-        for way, choice in _ways(comm, group, gather, num_bytes, in_heap):
-            timed(f"{way}, heap tensors" if in_heap else way, call, choice)
-    timed("unfused copies", partial(_unfused, comm, group, gather, given))
-    told.append(Timed({"exchange": name, "way": "device copy"}, num_bytes, _copy_seconds(comm, num_bytes, rounds)))
+    exchange = partial(_exchange, comm, group, gather, given)
+    timed("as chosen", exchange, None, True)
+    for choice in _choices(comm, group, gather, num_bytes):
+        timed(str(choice), exchange, choice, False)
+    timed("unfused copies", partial(_unfused, comm, group, gather, given), None, True)
+    label = {"exchange": name, "way": "device copy", "launched": "one by one"}
+    told.append(Timed(label, num_bytes, _copy_seconds(comm, num_bytes, rounds)))
     return told
 
 
-def _ends(
-    comm: GroupFreeComm, given: list[torch.Tensor], wanted: list[torch.Tensor], in_heap: bool
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    if not in_heap:
-        return given, [torch.empty_like(x, memory_format=torch.contiguous_format) for x in wanted]
-    source = [comm.empty(x.shape, x.dtype).copy_(x) for x in given]
-    return source, [comm.empty(x.shape, x.dtype) for x in wanted]
-
-
-def _ways(
-    comm: GroupFreeComm, group: Group, gather: bool, num_bytes: int, in_heap: bool
-) -> list[tuple[str, Choice | None]]:
-    """As chosen, and on a GPU every other way there is."""
-    ways: list[tuple[str, Choice | None]] = [("as chosen", None)]
-    if comm.selector is not None and comm.device.type == "cuda":
-        operation = Operation.GATHER_HEADS if gather else Operation.SCATTER_HEADS
-        situation = Situation(operation, len(group), num_bytes // len(group), in_heap, in_heap)
-        many = [c for c in comm.selector.candidates(situation) if c.num_programs in (1, _FEWEST_PROGRAMS, 16, 32)]
-        ways += [(str(choice), choice) for choice in many if choice.num_programs > 1 or not choice.chunk_bytes]
-    return ways
+def _choices(comm: GroupFreeComm, group: Group, gather: bool, num_bytes: int) -> list[Choice]:
+    """On a GPU every way there is, with several numbers of programs where they run at once."""
+    if comm.selector is None or comm.device.type != "cuda":
+        return []
+    operation = Operation.GATHER_HEADS if gather else Operation.SCATTER_HEADS
+    situation = Situation(operation, len(group), num_bytes // len(group), target_in_heap=True)
+    candidates = comm.selector.candidates(situation)
+    of_path = {choice.path: choice.num_programs for choice in sorted(candidates, key=lambda c: c.num_programs)}
+    return [
+        choice
+        for choice in candidates
+        if choice.num_programs >= _FEWEST_PROGRAMS or choice.num_programs == of_path[choice.path]
+    ]
 
 
 def _exchange(
-    comm: GroupFreeComm, group: Group, gather: bool, given: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+    comm: GroupFreeComm, group: Group, gather: bool, given: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    if gather:
-        return [comm.gather_heads(given[0], group, out=out[0])]
-    return comm.scatter_heads(given, group, out=out)
+    return [comm.gather_heads(given[0], group)] if gather else comm.scatter_heads(given, group)
 
 
 def _unfused(comm: GroupFreeComm, group: Group, gather: bool, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ SMALL_SIZES = {
     "low_latency_bytes": 4 << 10,
     "export_bytes": 64 << 10,
     "multicast_bytes": 8 << 10,
+    "place_bytes": 1 << 20,
     "scratch_bytes": 16 << 20,
 }
 TINY_SIZES = {
@@ -28,6 +29,7 @@ TINY_SIZES = {
     "low_latency_bytes": 1 << 10,
     "export_bytes": 8 << 10,
     "multicast_bytes": 2 << 10,
+    "place_bytes": 64 << 10,
     "scratch_bytes": 1 << 20,
 }
 _MEET_TIMEOUT_S = 120.0

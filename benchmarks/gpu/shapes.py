@@ -21,8 +21,9 @@ class Model:
         return self.heads * self.head_size
 
     def small(self) -> Model:
-        """As many heads to a rank, everything else as small as can be."""
-        return replace(self, tokens=16, heads=8, head_size=16, mlp=256, text=min(self.text, 4))
+        """With as little of everything as every degree can split."""
+        name = f"{self.name}, as small as can be"
+        return replace(self, name=name, tokens=16, heads=8, head_size=16, mlp=256, text=min(self.text, 4))
 
 
 QWEN = Model("Qwen-Image, 1024 x 1024", 4096 + 256, 24, 128, 4 * 3072)

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu import beside, dit_block, head_exchanges, processes
 from benchmarks.gpu.handshake import Handshake
-from benchmarks.gpu.job import ROOT
-from benchmarks.gpu.profiled import five_kernels, ranges
+from benchmarks.gpu.job import ROOT, Job, Spec, read_results
+from benchmarks.gpu.profiled import five_kernels, ranges, run_metrics, run_sanitizer
 from benchmarks.gpu.ranks import TINY_SIZES, Where
 from benchmarks.gpu.shapes import QWEN, WAN_480, Model
 from gfdit.comm import GroupFreeComm, spawn
@@ -44,7 +44,7 @@ def test_a_block_whose_heads_go_astray_is_seen(monkeypatch: pytest.MonkeyPatch) 
         return (query, value, key) if self._comm.rank == 1 else (query, key, value)
 
     monkeypatch.setattr(dit_block.Ulysses, "scatter", astray)
-    with pytest.raises(AssertionError, match="rank 1, eager: other bits than the reference"):
+    with pytest.raises(AssertionError, match="eager: other bits than the reference"):
         on_virtual_ranks(dit_block._rank, 2, SMALL, 2, False, 1)
 
 
@@ -57,7 +57,7 @@ def test_the_block_is_one_graph_for_each_piece() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_head_exchanges_by_every_way(num_ranks: int) -> None:
     told = on_virtual_ranks(head_exchanges._rank, num_ranks, QWEN.small(), 1)
-    ways = ["as chosen", "as chosen, heap tensors", "unfused copies", "device copy"]
+    ways = 2 * ["as chosen"] + 2 * ["unfused copies"] + ["device copy"]
     assert [entry.label["way"] for entry in told[0]] == 2 * ways
 
 
@@ -181,7 +181,7 @@ fi
 
 
 def test_the_server_that_shares_a_device_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _put_on_path(tmp_path, monkeypatch, _SERVER)
+    _put_on_path(tmp_path, monkeypatch, "nvidia-cuda-mps-control", _SERVER)
     with processes.mps():
         directory = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         assert (directory / "control").exists()
@@ -189,14 +189,66 @@ def test_the_server_that_shares_a_device_is_ours_alone(tmp_path: Path, monkeypat
 
 
 def test_a_server_that_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _put_on_path(tmp_path, monkeypatch, "#!/bin/sh\necho not permitted >&2; exit 3\n")
+    script = "#!/bin/sh\necho not permitted >&2; exit 3\n"
+    _put_on_path(tmp_path, monkeypatch, "nvidia-cuda-mps-control", script)
     with pytest.raises(RuntimeError, match="ended with 3: not permitted"), processes.mps():
         raise AssertionError("not reached")
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
-def _put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    path = folder / "nvidia-cuda-mps-control"
+_TOOL = """#!/bin/sh
+echo "$@" > "$(dirname "$0")/arguments"
+cat <<'END'
+{printed}
+END
+exit {status}
+"""
+_COUNTED = """range: barrier
+range: scatter of heads
+"ID","Process ID","Kernel Name","gpu__time_duration.sum"
+"","","","us"
+"0","7","range","1.5"
+"1","7","range","64.0\""""
+
+
+def _job(tmp_path: Path) -> Job:
+    return Job(Spec(False, "local", 4, 60.0, str(tmp_path / "results.jsonl"), found=("ncu",)))
+
+
+def test_counters_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put_on_path(tmp_path, monkeypatch, "ncu", _TOOL.format(printed=_COUNTED, status=0))
+    run_metrics(_job(tmp_path))
+    found = read_results(tmp_path / "results.jsonl")
+    rows = [entry["row"] for entry in found if "row" in entry]
+    assert [(row["kernels"], row["time"]) for row in rows] == [
+        ("barrier", "1.5 us"),
+        ("scatter of heads", "64.0 us"),
+    ]
+    assert "--replay-mode app-range" in (tmp_path / "arguments").read_text()
+
+
+def test_a_profiler_that_may_not_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters"
+    _put_on_path(tmp_path, monkeypatch, "ncu", _TOOL.format(printed=printed, status=1))
+    run_metrics(_job(tmp_path))
+    (check,) = [entry["check"] for entry in read_results(tmp_path / "results.jsonl") if "check" in entry]
+    assert not check["passed"] and "ERR_NVGPUCTRPERM" in check["detail"]
+
+
+@pytest.mark.parametrize(("status", "passed"), [(0, [False, True, True]), (99, [True, False, False])])
+def test_a_sanitizer_must_find_what_was_planted_and_nothing_else(
+    status: int, passed: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = "========= Invalid __global__ write of size 1 bytes"
+    _put_on_path(tmp_path, monkeypatch, "compute-sanitizer", _TOOL.format(printed=printed, status=status))
+    run_sanitizer(_job(tmp_path))
+    told = [entry["check"] for entry in read_results(tmp_path / "results.jsonl") if "check" in entry]
+    assert [check["passed"] for check in told] == passed
+    assert all(check["passed"] or "Invalid __global__ write" in check["detail"] for check in told)
+
+
+def _put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    path = folder / name
     path.write_text(script)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
