@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.operations import Operations
-from benchmarks.gpu.ranks import random_bytes, same_bits
-from gfdit.comm import GroupFreeComm, LocalHeap
+from benchmarks.gpu.ranks import random_bytes, same_bits, together
+from gfdit.comm import GroupFreeComm
 from gfdit.comm.measure import captured
 
 
@@ -31,9 +31,9 @@ def replays(comm: GroupFreeComm, num_bytes: int, times: int) -> str:
 
     calls()  # before a capture, everything has run once
     comm.synchronize()
-    _meet(comm)
+    together(comm)
     replay = _replayable(comm, calls)
-    _meet(comm)
+    together(comm)
     operations = Operations(comm)
     for number in range(times):
         inputs = [random_bytes(comm.device, num_bytes, number, rank) for rank in everybody.ranks]
@@ -54,9 +54,3 @@ def _replayable(comm: GroupFreeComm, calls: Callable[[], None]) -> Callable[[], 
     if comm.device.type != "cuda":
         return calls
     return captured(calls, 1).replay
-
-
-def _meet(comm: GroupFreeComm) -> None:
-    """Virtual ranks share a device: none captures while another one waits in a kernel."""
-    if isinstance(comm.heap, LocalHeap):
-        comm.heap.meet()

@@ -6,44 +6,83 @@ group and its first collective, with a communicator of its own and split off the
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.ranks import Where
+from benchmarks.gpu.timings import Labelled, rows_of
 from gfdit.comm import GroupFreeComm
 from gfdit.comm.measure import captured
 
 _REPEATS = 50
 
 
-def nccl_rank(comm: GroupFreeComm, directory: str, sizes: Sequence[int], rounds: int) -> list[Any]:
+def run(job: Job) -> None:
+    where = Where.of(job)
+    for name, fn in (("plain", plain_rank), ("on symmetric memory", symmetric_rank)):
+        job.check(name, partial(_check, job, where, fn))
+
+
+def _check(job: Job, where: Where, fn: Callable[..., Labelled]) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        rows = rows_of(where.run(fn, directory, job.spec.sizes, job.spec.rounds))
+    for row in rows:
+        job.row(**row)
+    return f"{len(rows)} cases"
+
+
+def plain_rank(comm: GroupFreeComm, directory: str, sizes: Sequence[int], rounds: int) -> Labelled:
     """Rows like those of ``timings``: labels with seconds by round."""
-    store = dist.FileStore(str(Path(directory, "nccl")), comm.world_size)
-    options: dict[str, Any] = {"store": store, "rank": comm.rank, "world_size": comm.world_size}
-    dist.init_process_group("nccl", timeout=timedelta(seconds=120), device_id=comm.device, **options)
-    try:
+    with _world(comm, directory):
         ranks = list(range(comm.world_size))
         rows = [
-            _row(
-                "nccl new_group and first collective", comm, 0, [_first_use(comm, lambda: dist.new_group(ranks))]
-            ),
-            _row(
-                "nccl split and first collective",
-                comm,
-                0,
-                [_first_use(comm, lambda: dist.split_group(None, [ranks]))],
-            ),
+            _row("nccl new_group, first use", comm, 0, [_first_use(comm, lambda: dist.new_group(ranks))]),
+            _row("nccl split, first use", comm, 0, [_first_use(comm, lambda: dist.split_group(None, [ranks]))]),
         ]
-        with torch.cuda.stream(torch.cuda.Stream(comm.device)):
-            for num_bytes in sizes:
-                for name, call in _calls(comm, num_bytes).items():
-                    rows.append(_row(f"nccl {name}", comm, num_bytes, _steady(comm, call, rounds)))
+        for num_bytes in sizes:
+            memory = partial(torch.zeros, dtype=torch.uint8, device=comm.device)
+            for name, call in _calls(comm, num_bytes, memory).items():
+                rows.append(_row(f"nccl {name}", comm, num_bytes, _steady(comm, call, rounds)))
         return rows
+
+
+def symmetric_rank(comm: GroupFreeComm, directory: str, sizes: Sequence[int], rounds: int) -> Labelled:
+    """On memory that NCCL has registered with all ranks, for which it has kernels of its own (torch 2.9 on)."""
+    with _world(comm, directory) as backend:
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        rows = []
+
+        def memory(num_bytes: int) -> torch.Tensor:
+            with torch.cuda.use_mem_pool(pool):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=comm.device)
+
+        calls = [(num_bytes, _calls(comm, num_bytes, memory)) for num_bytes in sizes]
+        backend.register_mem_pool(pool, symm=True)
+        for num_bytes, by_name in calls:
+            for name, call in by_name.items():
+                rows.append(_row(f"nccl symmetric {name}", comm, num_bytes, _steady(comm, call, rounds)))
+        return rows
+
+
+@contextmanager
+def _world(comm: GroupFreeComm, directory: str) -> Iterator[Any]:
+    """NCCL's backend for all ranks, which has been used once."""
+    store = dist.FileStore(str(Path(directory, "nccl")), comm.world_size)
+    options: dict[str, Any] = {"store": store, "rank": comm.rank, "world_size": comm.world_size}
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60), device_id=comm.device, **options)
+    try:
+        dist.barrier()
+        yield dist.group.WORLD._get_backend(comm.device)  # type: ignore[union-attr]
     finally:
         dist.destroy_process_group()
 
@@ -65,12 +104,11 @@ def _first_use(comm: GroupFreeComm, make: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _calls(comm: GroupFreeComm, num_bytes: int) -> dict[str, Callable[[], object]]:
+def _calls(
+    comm: GroupFreeComm, num_bytes: int, memory: Callable[[int], torch.Tensor]
+) -> dict[str, Callable[[], object]]:
     """On the world's communicator; ``num_bytes`` per pair of ranks, as in our rows."""
-    x, whole, out = (
-        torch.zeros(parts * num_bytes, dtype=torch.uint8, device=comm.device)
-        for parts in (1, comm.world_size, comm.world_size)
-    )
+    x, whole, out = (memory(parts * num_bytes) for parts in (1, comm.world_size, comm.world_size))
     return {
         "all_gather": lambda: dist.all_gather_into_tensor(out, x),
         "all_to_all": lambda: dist.all_to_all_single(out, whole),
@@ -81,7 +119,7 @@ def _calls(comm: GroupFreeComm, num_bytes: int) -> dict[str, Callable[[], object
 def _steady(comm: GroupFreeComm, call: Callable[[], object], rounds: int) -> list[float]:
     for _ in range(3):
         call()
-    comm.synchronize()
+    torch.cuda.synchronize(comm.device)
     graph = captured(lambda: (call(), None)[1], _REPEATS)
     times = []
     for _ in range(rounds):

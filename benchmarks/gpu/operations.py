@@ -132,6 +132,14 @@ def path_check(comm: GroupFreeComm, path: Path, num_programs: int, sizes: Sequen
             with selector.forced(min(choices, key=lambda choice: abs(choice.num_programs - num_programs))):
                 run()
             done += 1
+    # Heads by this path, into places where there are any.
+    has_places = selector.site.layout.place_bytes > 0
+    situation = Situation(Operation.SCATTER_HEADS, len(group), sizes[-1], target_in_heap=has_places)
+    choices = [choice for choice in selector.candidates(situation) if choice.path is path]
+    if choices:
+        with selector.forced(min(choices, key=lambda choice: abs(choice.num_programs - num_programs))):
+            operations.heads(group, len(sizes))
+        done += 2
     return f"{done} operations" if done else f"not possible here: {reason}"
 
 

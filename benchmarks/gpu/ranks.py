@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from gfdit.comm import CommError, GroupFreeComm, spawn
-from gfdit.comm.devices import check_devices
-from gfdit.comm.local_heap import checked_device
+from benchmarks.gpu.compile_ahead import same_keys
+from benchmarks.gpu.job import Job
+from gfdit.comm import CommError, GroupFreeComm, LocalHeap, spawn
 
 # Small, so that messages of a few hundred KiB take several rounds.
 SMALL_SIZES = {
@@ -21,6 +21,7 @@ SMALL_SIZES = {
     "low_latency_bytes": 4 << 10,
     "export_bytes": 64 << 10,
     "multicast_bytes": 8 << 10,
+    "place_bytes": 1 << 20,
     "scratch_bytes": 16 << 20,
 }
 TINY_SIZES = {
@@ -28,6 +29,7 @@ TINY_SIZES = {
     "low_latency_bytes": 1 << 10,
     "export_bytes": 8 << 10,
     "multicast_bytes": 2 << 10,
+    "place_bytes": 64 << 10,
     "scratch_bytes": 1 << 20,
 }
 _MEET_TIMEOUT_S = 120.0
@@ -35,22 +37,19 @@ _MEET_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """``heap``: as of ``gfdit.comm.spawn``."""
+    """``heap``: as of ``gfdit.comm.spawn``. ``timeout_s``: for all that is run at once."""
 
     heap: str
     num_ranks: int
-    timeout_s: float = 600.0
+    timeout_s: float = 120.0
+
+    @classmethod
+    def of(cls, job: Job) -> Where:
+        return cls(job.spec.heap, job.spec.ranks, 45.0 if not job.spec.interpret else 300.0)
 
     @property
     def on_gpu(self) -> bool:
         return self.heap != "interpreted"
-
-    def check(self) -> None:
-        """Raises ValueError, in one clear line, if there cannot be such ranks here."""
-        if self.heap == "local":
-            checked_device("cuda")
-        elif self.heap == "torch_symmetric":
-            check_devices(self.num_ranks)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -63,15 +62,21 @@ class Where:
         num_ranks: int | None = None,
         comm_timeout_s: float = 20.0,
         sizes: dict[str, int] | None = None,
+        **more: Any,
     ) -> list[Any]:
-        """Results of ``fn(comm, *args)`` by rank, on as many ranks as there are unless said otherwise."""
+        """Results of ``fn(comm, *args)`` by rank, on as many ranks as there are unless said otherwise.
+
+        ``more``: as of ``gfdit.comm.spawn``.
+        """
         options: dict[str, Any] = {"device": "cuda"} if self.heap == "local" else {}
-        options |= sizes or self.sizes
+        options |= (sizes or self.sizes) | more
+        if self.heap == "local":
+            same_keys()
         return spawn(
             _prepared,
             num_ranks or self.num_ranks,
             self.heap,
-            (fn, args),
+            (_SameKeys(), fn, args),
             timeout_s=self.timeout_s,
             comm_timeout_s=comm_timeout_s,
             start_method="spawn" if self.on_gpu else "forkserver",
@@ -79,10 +84,22 @@ class Where:
         )
 
 
-def _prepared(comm: GroupFreeComm, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+class _SameKeys:
+    """Sent to a rank process: ``same_keys`` is called there when it arrives, which is before anything compiles."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return same_keys, ()
+
+
+def _prepared(comm: GroupFreeComm, _: object, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if comm.device.type == "cpu":
         importlib.import_module("tests.kernels.interpreter")  # makes it several times faster
-    return fn(comm, *args)
+        return fn(comm, *args)
+    if torch.cuda.current_stream(comm.device) != torch.cuda.default_stream(comm.device):
+        return fn(comm, *args)
+    torch.cuda.synchronize(comm.device)
+    with torch.cuda.stream(torch.cuda.Stream(comm.device)):  # nothing can be captured on the default one
+        return fn(comm, *args)
 
 
 def meet(comm: GroupFreeComm, directory: str, name: str) -> None:
@@ -93,6 +110,23 @@ def meet(comm: GroupFreeComm, directory: str, name: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {comm.rank} waited for the others at {name!r}")
         time.sleep(0.002)
+
+
+def together(comm: GroupFreeComm) -> None:
+    """Virtual ranks share a device: none prepares anything on it while another one waits in a kernel."""
+    if isinstance(comm.heap, LocalHeap):
+        comm.heap.meet()
+
+
+def one_by_one(comm: GroupFreeComm, call: Callable[[], Any]) -> Any:
+    """What ``call`` gives, by virtual ranks after one another: what they share is not made for threads."""
+    result = None
+    for rank in range(comm.world_size) if isinstance(comm.heap, LocalHeap) else [comm.rank]:
+        if rank == comm.rank:
+            result = call()
+            comm.synchronize()
+        together(comm)
+    return result
 
 
 def outcome(comm: GroupFreeComm, call: Callable[[], object]) -> tuple[CommError | None, float]:

@@ -8,7 +8,6 @@ import pytest
 
 THOROUGH = (
     "test_containment",
-    "test_gpu_check",
     "test_large_path_controls",
     "test_large_paths",
     "test_lost_ranks",

@@ -1,4 +1,4 @@
-"""Everything that is checked, by name, each a function that returns what it did or raises."""
+"""Every kernel and path, compared bit by bit with references; then graphs and failures; then mutants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from benchmarks.gpu import failures, graphs, operations
-from benchmarks.gpu.controls import CONTROLS, run_controls
+from benchmarks.gpu.controls import CONTROLS, Control, run_controls
+from benchmarks.gpu.job import Job
 from benchmarks.gpu.ranks import Where
 from gfdit.comm.choice import Path
 
@@ -17,27 +18,50 @@ GPU_LATE_S, INTERPRETED_LATE_S = 0.1, 10.0
 Check = Callable[[], str]
 
 
-def all_checks(where: Where, quick: bool) -> Iterator[tuple[str, Check]]:
-    """With ``quick`` some sizes, paths and lengths are left out, but no kind of check."""
-    yield from _data_checks(where, quick)
-    times = 5 if quick else 50
-    num_bytes = 3000 if where.on_gpu else 300
-    yield "graph capture", lambda: " ".join(set(where.run(graphs.replays, num_bytes, times)))
+def run(job: Job) -> None:
+    for name, check in _data_checks(Where.of(job), job.spec.quick):
+        job.check(name, check)
+
+
+def run_failures(job: Job) -> None:
+    """With ``quick`` fewer repetitions, but every kind of failure."""
+    where, quick = Where.of(job), job.spec.quick
+    times, num_bytes = 5 if quick else 50, 3000 if where.on_gpu else 300
+    if not where.on_gpu:
+        times = min(times, 10)
     late_s, timeout_s = (GPU_LATE_S, 0.5) if where.on_gpu else (INTERPRETED_LATE_S, 1.0)
-    yield "timeout", lambda: _first(_failing(where, failures.timeout, timeout_s, late_s, timeout_s=timeout_s))
-    yield "mismatch", lambda: _first(_failing(where, failures.mismatch))
-    yield "abort", lambda: _first(_failing(where, failures.abort, late_s))
-    yield "reset, again and again", lambda: _first(_failing(where, failures.repeated, 2 if quick else 20))
-    yield "negative controls", lambda: controls(where, quick)
+    job.check("graph capture", lambda: " ".join(set(where.run(graphs.replays, num_bytes, times))))
+    job.check(
+        "timeout",
+        lambda: _first(_failing(where, failures.timeout, timeout_s, late_s, timeout_s=timeout_s)),
+    )
+    job.check("mismatch", lambda: _first(_failing(where, failures.mismatch)) or "told in both ranks")
+    job.check("abort", lambda: _first(_failing(where, failures.abort, late_s)))
+    again = 20 if where.on_gpu and not quick else 2
+    job.check("reset, again and again", lambda: _first(_failing(where, failures.repeated, again)))
+
+
+def run_mutants(job: Job) -> None:
+    """Every mutant must be seen to fail, and the real kernels with the same stalls must not."""
+    where = Where.of(job)
+    for control in [CONTROLS[0], *CONTROLS[2:4]] if job.spec.quick else CONTROLS:
+        job.check(control.name, partial(_control, where, control))
+
+
+def _control(where: Where, control: Control) -> str:
+    (text,) = run_controls(where, [control])
+    if (text != "ok") != control.must_fail:
+        raise AssertionError(f"must {'fail' if control.must_fail else 'be ok'}, but: {text}")
+    return text
 
 
 def _data_checks(where: Where, quick: bool) -> Iterator[tuple[str, Check]]:
     if where.on_gpu:
         sizes: tuple[int, ...] = (1, 37, 1000, 4096, 5000, 65_536 + 257, 300_000)
         path_sizes: tuple[int, ...] = (1, 16, 4000, 4096, 12_345, 200_000, 1 << 20)
-    else:
+    else:  # the interpreter pays by the operation
         sizes, path_sizes = (37, 900), (1, 1040) if quick else (1, 16, 1040, 9001)
-    largest = 2 if quick and not where.on_gpu else 4
+    largest = 2 if quick else 4 if where.on_gpu else 3
     yield (
         f"ordered subsets of up to {largest} ranks",
         lambda: _counted(where.run(operations.ordered_subsets, largest, sizes)),
@@ -60,16 +84,6 @@ def _data_checks(where: Where, quick: bool) -> Iterator[tuple[str, Check]]:
 
 def _path(where: Where, path: Path, num_programs: int, sizes: tuple[int, ...]) -> str:
     return _first(where.run(operations.path_check, path, num_programs, sizes))
-
-
-def controls(where: Where, quick: bool) -> str:
-    """Every mutant must be seen to fail, and the real kernels with the same stalls must not."""
-    chosen = [CONTROLS[0], *CONTROLS[2:4]] if quick and not where.on_gpu else CONTROLS
-    told = run_controls(where, chosen)
-    for control, text in zip(chosen, told, strict=True):
-        if (text != "ok") != control.must_fail:
-            raise AssertionError(f"{control.name}: {text}")
-    return ", ".join(f"{control.name}: {text}" for control, text in zip(chosen, told, strict=True))
 
 
 def _failing(where: Where, fn: Callable[..., str], *args: object, timeout_s: float = 20.0) -> list[str]:
