@@ -10,8 +10,8 @@ therefore says that it changes its first argument, the tensor :func:`order` give
 for the compiler each collective depends on the one before, so none is moved past another, merged with one that
 looks alike, or removed because nothing uses its result.
 
-They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call, so that there is one
-way and not two: models that are not compiled call them, too.
+They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call, so that there is
+one way and not two: models that are not compiled call them, too.
 
 Shape letters: B batch, L own image tokens, S image tokens of all members, T replicated (text) tokens, H heads, h
 own heads, D head size.
@@ -109,7 +109,7 @@ def _scatter_heads(
     image = query, key, value
     if not text:
         return comm.scatter_heads(image, group)
-    joint = _joint_outputs(image, text, degree)
+    joint = comm.empty_for_heads(_joint_shapes(image, text, degree), query.dtype)
     split = [_text_and_image(tensor, text[0].shape[1], text_first) for tensor in joint]
     for (text_part, _), tensor in zip(split, text, strict=True):
         text_part.copy_(tensor.chunk(degree, dim=2)[group.index])
@@ -117,13 +117,12 @@ def _scatter_heads(
     return joint
 
 
-def _joint_outputs(
+def _joint_shapes(
     image: Sequence[torch.Tensor], text: Sequence[torch.Tensor], degree: int
-) -> tuple[torch.Tensor, ...]:
+) -> list[tuple[int, ...]]:
     """Room for text and image tokens with one member's share of the heads: (B, T + S, H / P, D) each."""
     num_text = text[0].shape[1] if text else 0
-    shapes = [(t.shape[0], num_text + degree * t.shape[1], t.shape[2] // degree, t.shape[3]) for t in image]
-    return tuple(tensor.new_empty(shape) for tensor, shape in zip(image, shapes, strict=True))
+    return [(t.shape[0], num_text + degree * t.shape[1], t.shape[2] // degree, t.shape[3]) for t in image]
 
 
 def _scatter_heads_fake(
@@ -135,7 +134,8 @@ def _scatter_heads_fake(
     text_first: bool,
     degree: int,
 ) -> tuple[torch.Tensor, ...]:
-    return _joint_outputs((query, key, value), text, degree)
+    image = query, key, value
+    return tuple(t.new_empty(shape) for t, shape in zip(image, _joint_shapes(image, text, degree), strict=True))
 
 
 def _gather_heads(
@@ -144,7 +144,7 @@ def _gather_heads(
     comm, group = _looked_up("sp", degree)
     if num_text == 0:
         return comm.gather_heads(tensor, group)
-    output = _gather_heads_fake(order, tensor, num_text, text_first, degree)
+    (output,) = comm.empty_for_heads([_gathered_shape(tensor, num_text, degree)], tensor.dtype)
     text, image = _text_and_image(tensor, num_text, text_first)
     text_out, image_out = _text_and_image(output, num_text, text_first)
     comm.gather_heads(image, group, out=image_out)
@@ -155,8 +155,12 @@ def _gather_heads(
 def _gather_heads_fake(
     order: torch.Tensor, tensor: torch.Tensor, num_text: int, text_first: bool, degree: int
 ) -> torch.Tensor:
+    return tensor.new_empty(_gathered_shape(tensor, num_text, degree))
+
+
+def _gathered_shape(tensor: torch.Tensor, num_text: int, degree: int) -> tuple[int, ...]:
     batch, total, heads, head_size = tensor.shape
-    return tensor.new_empty((batch, num_text + (total - num_text) // degree, heads * degree, head_size))
+    return batch, num_text + (total - num_text) // degree, heads * degree, head_size
 
 
 def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:

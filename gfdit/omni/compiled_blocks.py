@@ -1,9 +1,10 @@
 """Transformer blocks that vLLM-Omni compiles: what keeps it at one graph for each degree.
 
-Unless ``enforce_eager`` says otherwise, vLLM-Omni gives every repeated block of a transformer a compiled ``forward``,
-for tensors of any size. A graph is guarded by all that it depended on. Which ranks a task runs on is not among
-that (:mod:`gfdit.comm.operators`), but tensors say it all the same: a rank's part of a sequence is a view into the
-whole, whose strides and beginning tell how long that is and which part it is. So blocks get contiguous tensors.
+Unless ``enforce_eager`` says otherwise, vLLM-Omni gives every repeated block of a transformer a compiled
+``forward``, for tensors of any size. A graph is guarded by all that it depended on. Which ranks a task runs on is
+not among that (:mod:`gfdit.comm.operators`), but tensors say it all the same: a rank's part of a sequence is a
+view into the whole, whose strides and beginning tell how long that is and which part it is.
+So blocks get contiguous tensors.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _with_plain_tensors(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def plain(value: Any) -> Any:
     """``value``, its tensors contiguous and at the beginning of their memory; also in tuples and lists.
 
-    The strides of a dimension with a single element mean nothing and may be anything; graphs are guarded by them, too.
+    The strides of a dimension with a single element mean nothing and may be anything; graphs are guarded by them,
+    too.
     """
     if isinstance(value, torch.Tensor):
         if value.storage_offset() == 0 and value.stride() == _strides(value.shape):
