@@ -67,9 +67,18 @@ class TaskScope:
             parallel_config.sequence_parallel_size = layout.parallel.sp
         try:
             with operators.collectives_among(self.comm, sp=self.sp, cfg=self.cfg):
+                self._meet(layout)
                 yield
         finally:
             self.sp, self.sp_degree, self.cfg, self.decode, parallel_config.sequence_parallel_size = before
+
+    def _meet(self, layout: ExecutionLayout) -> None:
+        """On a GPU, let one warp wait for members that come later: they may still be at another task.
+
+        Later collectives then wait for ranks at work, so that no grid of programs spins for as long as a task.
+        """
+        if self.comm.device.type == "cuda" and len(layout.ranks) > 1:
+            self.comm.barrier(self.comm.group(layout.ranks))
 
 
 class GroupStandIn:

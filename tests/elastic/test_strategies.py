@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from gfdit.adapters.sequence_plan import SHARD_GROUP
-from gfdit.comm import GroupFreeComm, spawn
+from gfdit.comm import Group, GroupFreeComm, spawn
+from gfdit.comm.group import make_group
 from gfdit.core import ExecutionLayout, ParallelSpec
 from gfdit.omni.plugin import prepare_cpu_process
 from tests.support.waiting import HANG_S
@@ -275,3 +277,23 @@ def four_dimensional_mask(comm: GroupFreeComm) -> str:
 def test_a_mask_that_a_ring_cannot_heed_is_refused() -> None:
     texts = spawn(four_dimensional_mask, 2, heap="local", comm_timeout_s=HANG_S, timeout_s=HANG_S)
     assert all("attn_mask of keys, (batch, tokens), got (1, 1, 4, 4)" in text for text in texts)
+
+
+@pytest.mark.parametrize(("device", "ranks", "met"), [("cuda", (1, 0), 1), ("cuda", (0,), 0), ("cpu", (1, 0), 0)])
+def test_members_of_a_task_meet_by_one_warp(device: str, ranks: tuple[int, ...], met: int) -> None:
+    from gfdit.omni.task_scope import TaskScope
+
+    class Comm(SimpleNamespace):
+        def group(self, ranks: Sequence[int]) -> Group:
+            return make_group(ranks, rank=0, world_size=2, session=1)
+
+        def barrier(self, group: Group) -> None:
+            self.met.append(group.ranks)
+
+    comm: Any = Comm(device=torch.device(device), met=[])
+    alone = comm.group((0,))
+    with patch("gfdit.comm.operators.order", lambda device: torch.zeros(1)):
+        scope = TaskScope(0, comm, sp=alone, cfg=alone, decode=alone)
+    layout = ExecutionLayout(ranks, ParallelSpec(sp=len(ranks)))
+    with scope.enter(layout, SimpleNamespace(sequence_parallel_size=1)):
+        assert comm.met == [ranks] * met
