@@ -21,6 +21,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, inside
 from gfdit.core.commands import Lane
+from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.core.tasks import artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime import messages as msg
@@ -161,6 +162,15 @@ class ModelExecutor:
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         return tuple(view for task in tasks for view in self._worker.world.contents.to_report(task))
+
+    def memory_use(self) -> MemoryUse | None:
+        return None
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        return ()
+
+    def reclaim(self) -> None:
+        pass
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
         """Of what is not there, or another part, it must have been disturbed, or be a copy to fall back on."""

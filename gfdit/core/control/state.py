@@ -5,7 +5,7 @@ Views are rebuilt only where something changed: asking a policy costs what chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from gfdit.core.control.records import (
 )
 from gfdit.core.control.recovery import is_lacking, rewind
 from gfdit.core.cost import CostModel
+from gfdit.core.layouts import ParallelSpec
 from gfdit.core.policy import RequestView, SchedulerView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
@@ -119,6 +120,13 @@ class ClusterState:
         """Show anew where the inputs of its ready tasks are."""
         for task in record.ready:
             self.ready.replace(record.task_view(task), record.place(task.id))
+
+    def drop_specs(self, record: RequestRecord, dropped: Mapping[TaskKind, frozenset[ParallelSpec]]) -> None:
+        """``dropped`` does not fit into memory: it is not offered any more."""
+        record.drop(dropped)
+        if record.visible:
+            self.refresh_ready(record)
+            self._refresh(record)
 
     def recover(self, record: RequestRecord) -> None:
         """After artifacts or a dispatch of it were lost: make ready what has to run, perhaps again."""
