@@ -14,6 +14,7 @@ from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.core.policy import Decision, Dispatch, SchedulerView, TaskView
 from gfdit.core.policy.loading import known_policies, load_policy
+from gfdit.policies.edf import Edf
 from gfdit.policies.fcfs import Fcfs
 from tests.core.test_quarantine import Server
 from tests.support.workload import CFG_2, SP_1_2_4, make_request
@@ -54,7 +55,7 @@ def test_an_error_that_is_none_of_memory_is_not_tried_wider() -> None:
 
 
 def test_what_runs_out_at_its_widest_fails_with_one_sentence_and_those_after_it_are_refused() -> None:
-    server = exhausted_server(Fcfs(), 8)
+    server = exhausted_server(Edf(), 8)
     server.at(0.0, ev.RequestArrived(*make_request("first")))
     server.at(5.0, ev.RequestArrived(*make_request("same")))
     server.at(5.0, ev.RequestArrived(*make_request("smaller", size=256)))
@@ -122,7 +123,7 @@ def test_every_policy_serves_what_fits_on_several_ranks_only(name: str, least_sp
         candidates = CFG_2 if index % 3 == 0 else SP_1_2_4
         server.at(index * 0.2, ev.RequestArrived(*make_request(f"r{index}", candidates=candidates)))
     server.run()
-    assert len(server.ends) == 12
+    assert len(server.ends) == 12 and not server.faults
     assert {type(end) for end in server.ends.values()} == {cmd.CompleteRequest}
 
 

@@ -42,6 +42,7 @@ class Server:
         self.specs: dict[str, list[ParallelSpec]] = {}  # of its steps, by request
         self.now_s = 0.0
         self.ends: dict[str, cmd.Command] = {}
+        self.faults: list[str] = []  # of the policy
         self.restarted: list[cmd.RestartRank] = []
         self.failed_on: Counter[str] = Counter()  # tasks that failed, by request
         self.ran_on: dict[str, set[int]] = {}
@@ -96,6 +97,8 @@ class Server:
                 self.at(now_s, ev.RankLost(rank, command.reason))
                 if self.restarts and not command.for_good:
                     self.at(now_s + RESTART_S, ev.RankJoined(rank))
+            case cmd.ReportFault(message):
+                self.faults.append(message)
             case cmd.CompleteRequest(name) | cmd.FailRequest(name) | cmd.CancelRequest(name):
                 self.ends[name] = command
 

@@ -107,6 +107,8 @@ class ModelExecutor:
         world.decide_fate(operation)
         if worker.is_faulty and world.draw.random() < world.weather.faulty_share:
             self._raise(operation)
+        if world.is_too_large(operation.command) and operation.culprit == worker.rank:
+            raise torch.OutOfMemoryError("a rank has too little memory")
         group = self._comm.group(layout.ranks)
         seconds = operation.seconds * worker.slowness
         try:

@@ -439,15 +439,16 @@ class ControlPlane:
                 return
             if self._release_suspects():
                 continue  # nothing can go on without them
-            if self._wakes or self._quarantine.suspected or not state.ranks.any_free:
+            if self._wakes or self._quarantine.suspected:
                 return
-            # No event would ever come.
-            num_ready = len(state.ready.by_id)
-            self._complain(
-                f"policy {self.policy.name!r} left every rank idle with {num_ready} tasks ready; "
-                "first come, first served instead"
-            )
-            self._fall_back()
+            # No event would ever come, but of a rank that joins. A policy need not begin what it cannot go on with.
+            if runnable := state.runnable():
+                if any([state.can_denoise(task) for task in runnable]):
+                    self._complain(
+                        f"policy {self.policy.name!r} left every rank idle with {len(state.ready.by_id)} tasks "
+                        "ready; first come, first served instead"
+                    )
+                self._fall_back()
             return
 
     def _ask_policy(self) -> str | None:
@@ -681,9 +682,10 @@ class ControlPlane:
         if dispatch.error is None or (dispatch.caused_by_peer and not event.caused_by_peer):
             dispatch.error, dispatch.status_code = event.error, event.status_code
             dispatch.caused_by_peer = event.caused_by_peer
-        if not event.caused_by_peer:
+        if event.out_of_memory:
+            dispatch.exhausted = True
+        elif not event.caused_by_peer:
             dispatch.culprits += (event.rank,)
-            dispatch.num_exhausted += event.out_of_memory
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 

@@ -270,7 +270,7 @@ class DispatchRecord(Struct, gc=False):
     behind: int | None = None  # the dispatch it is queued behind; None once that has ended
     followed_by: int | None = None  # the dispatch queued behind it
     asked_version: int = -1  # of the books, when the policy was last asked what comes after it
-    culprits: tuple[int, ...] = ()  # ranks on which it failed, and not because a peer did
+    culprits: tuple[int, ...] = ()  # ranks on which it failed, not because a peer did nor for lack of memory
     doomed: bool = False  # what ran before it has failed: it fails too, and edges are reset afterwards
     migrations: tuple[int, ...] = ()
     finished: set[int] = set()  # ranks that have reported success, even if lost since
@@ -279,7 +279,7 @@ class DispatchRecord(Struct, gc=False):
     made: dict[str, ArtifactView] = {}  # what was said of its outputs
     error: str | None = None
     status_code: int = 500
-    num_exhausted: int = 0  # of the culprits, those that ran out of memory
+    exhausted: bool = False  # some rank ran out of memory
     caused_by_peer: bool = False  # the error only echoes another rank's failure
 
     def move(self, to: DispatchState) -> None:
@@ -295,7 +295,7 @@ class DispatchRecord(Struct, gc=False):
     @property
     def out_of_memory(self) -> bool:
         """Whether that, and nothing else, is why it failed."""
-        return 0 < len(self.culprits) == self.num_exhausted
+        return self.exhausted and not self.culprits
 
     @property
     def may_be_withdrawn(self) -> bool:

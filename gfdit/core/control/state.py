@@ -24,7 +24,7 @@ from gfdit.core.control.records import (
 from gfdit.core.control.recovery import is_lacking, rewind
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ParallelSpec
-from gfdit.core.policy import RequestView, SchedulerView
+from gfdit.core.policy import RequestView, SchedulerView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
@@ -241,6 +241,17 @@ class ClusterState:
         held = self.artifact_bytes()
         ranks = tuple([replace(rank, artifact_bytes=held[rank.id]) for rank in view.ranks])
         return replace(view, ranks=ranks)
+
+    def runnable(self) -> list[TaskView]:
+        """The ready tasks for which there are ranks enough, now that no other runs."""
+        return [task for task in self.ready.in_order if self._has_room(task.candidates)]
+
+    def can_denoise(self, task: TaskView) -> bool:
+        """Whether there are ranks enough for the steps of the request of ``task`` as well."""
+        return self._has_room(self.request_views[task.request_id].candidates)
+
+    def _has_room(self, specs: Iterable[ParallelSpec]) -> bool:
+        return min([spec.size for spec in specs]) <= len(self.ranks.free_in_order)
 
     def has_work(self) -> bool:
         return bool(self.ready.by_id) and self.ranks.any_free
