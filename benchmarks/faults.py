@@ -32,6 +32,7 @@ from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, Task, Task
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, FieldView
+from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.migration.parts import ArtifactParts
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.runtime import messages as msg
@@ -96,6 +97,15 @@ class ChainExecutor:
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         return tuple((name, VIEW) for task in tasks for name in task.outputs)
+
+    def memory_use(self) -> MemoryUse | None:
+        return None
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        return ()
+
+    def reclaim(self) -> None:
+        pass
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
         return ArtifactParts(b"", {"value": self.artifacts[artifact]})

@@ -52,7 +52,8 @@ class WorkerGroups:
     GF-DiT paper, section 5.4. Groups are ranks with consecutive ids, of one node unless they are larger than that.
     One is smaller than the others where the number of ranks does not divide or a rank was lost. With ``size`` None
     they are as large as the widest specification of any request. In any case they are as large as needed: every
-    request that the ranks can run fits some group. When the ranks change, requests stay where they still fit.
+    request that the ranks can run fits some group. When the ranks change, or what a request can run at, requests
+    stay where they still fit.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -66,6 +67,8 @@ class WorkerGroups:
 
     def update(self, view: SchedulerView) -> None:
         """Take in which ranks and requests have come and gone."""
+        for name in self._outgrown(view):
+            self._forget(name)
         ranks = list(map(_PLACE, view.ranks))
         if ranks == self._ranks and self._homes.keys() == view.requests.keys():
             return
@@ -107,6 +110,15 @@ class WorkerGroups:
             home.group.left_s[task.request_id] = self.remaining_s(task.request_id, view)
             return Dispatch((task.id,), layout)
         return None
+
+    def _outgrown(self, view: SchedulerView) -> list[str]:
+        """Requests that cannot denoise as they were assigned to: it does not fit into memory, as it turned out."""
+        homes, requests = self._homes, view.requests
+        return [
+            name
+            for name in dict.fromkeys([task.request_id for task in view.ready])
+            if (home := homes.get(name)) is not None and home.spec not in requests[name].candidates
+        ]
 
     def _forget(self, name: str) -> None:
         if home := self._homes.pop(name):

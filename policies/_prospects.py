@@ -110,8 +110,11 @@ class Prospects:
         known = self._known
         for name, request in view.requests.items():
             prospect = known.get(name)
-            if (prospect is None or prospect.request is not request) and (made := self._make(request, view)):
-                known[name] = made
+            if prospect is None or prospect.request is not request:
+                if made := self._make(request, view):
+                    known[name] = made
+                else:
+                    known.pop(name, None)
         if len(known) > len(view.requests):
             for name in known.keys() - view.requests.keys():
                 del known[name]

@@ -39,6 +39,10 @@ class Rssp:
         present = {rank.id for rank in view.ranks}
         for name in [name for name, held in self._held.items() if not present.issuperset(held.ranks)]:
             del self._held[name]
+        for task in view.ready:
+            held = self._held.get(task.request_id)
+            if held is not None and not _within(held, view.cost.candidates(task)):
+                del self._held[task.request_id]  # it turned out not to fit into the memory of so few ranks
         taken = {rank for held in self._held.values() for rank in held.ranks}
         free = FreeRanks.of([rank for rank in view.ranks if rank.id not in taken])
         idle = set(view.free_ranks)

@@ -58,6 +58,9 @@ class TetriServe:
         dispatches = self._short_tasks(view, free)
         # In reverse, so that of several tasks of one request the first is kept.
         steps = {task.request_id: task for task in reversed(view.ready) if task.kind is TaskKind.DENOISE}
+        for name in self._layouts.keys() & steps.keys():
+            if self._layouts[name].parallel not in steps[name].candidates:
+                del self._layouts[name]  # it turned out not to fit into the memory of so few ranks
         if view.now_s >= self._round_end_s - ROUNDING_S or not self._layouts:
             self._start_round(view, steps, free)
         elif self.elastic_scale_up:

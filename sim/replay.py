@@ -77,6 +77,7 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
         max_retries=header.max_retries,
         checkpoint_every_steps=header.checkpoint_every_steps,
         max_artifact_bytes=header.max_artifact_bytes,
+        device_memory_bytes=header.device_memory_bytes,
         max_queue_s=header.max_queue_s,
         first_id=header.first_id,
     )

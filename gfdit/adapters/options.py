@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FIELDS = ("deadline_ms", "slo_class", "priority", "max_sp")
+FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp")
 # What any message between processes can carry; a longer deadline is none, and a longer class is no name.
 _MAX_PRIORITY = 2**31
 _MAX_DEADLINE_MS = 1e12
@@ -15,11 +15,12 @@ _MAX_CLASS_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """``deadline_ms`` is relative to arrival; ``max_sp`` bounds the sequence-parallel degree."""
+    """``deadline_ms`` is relative to arrival; ``min_sp`` and ``max_sp`` bound the sequence-parallel degree."""
 
     deadline_ms: float | None = None
     slo_class: str = "default"
     priority: int = 0
+    min_sp: int | None = None
     max_sp: int | None = None
 
     @classmethod
@@ -51,12 +52,11 @@ class RequestOptions:
             f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
             options.priority,
         )
-        _check(
-            options.max_sp is None or (_is_integer(options.max_sp) and options.max_sp > 0),
-            "max_sp",
-            "a positive integer",
-            options.max_sp,
-        )
+        for name in ("min_sp", "max_sp"):
+            degree = getattr(options, name)
+            _check(degree is None or (_is_integer(degree) and degree > 0), name, "a positive integer", degree)
+        if options.min_sp is not None and options.max_sp is not None:
+            _check(options.min_sp <= options.max_sp, "min_sp", f"at most max_sp, {options.max_sp}", options.min_sp)
         return options
 
 

@@ -24,6 +24,7 @@ _OPTIONS = {
     "ranks": "--ranks",
     "run_ahead": "--run-ahead",
     "ring": "--ring",
+    "min_sp": "--min-sp",
     "shutdown_timeout_s": "--shutdown-timeout",
     "costs": "--costs",
     "model_name": "--model-name",
@@ -61,6 +62,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ring", action="store_true", help="also sequence-parallel degrees that do not divide the attention heads"
     )
+    parser.add_argument(
+        "--min-sp",
+        type=int,
+        metavar="N",
+        default=1,
+        help="least sequence-parallel degree of a step, for models that one device cannot hold (default 1)",
+    )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(
         "--shutdown-timeout",
@@ -97,12 +105,14 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"there is no checkpoint directory {args.model}")
     if args.ranks < 1:
         raise ValueError(f"--ranks must be at least 1, got {args.ranks}")
+    if not 1 <= args.min_sp <= args.ranks:
+        raise ValueError(f"--min-sp must be from 1 to the number of ranks, {args.ranks}, got {args.min_sp}")
     if args.shutdown_timeout < 0:
         raise ValueError(f"--shutdown-timeout must not be negative, got {args.shutdown_timeout}")
     policy_args = parse_pairs("--policy-arg", args.policy_arg)
     refuse_stage_overrides(args.passthrough)
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
-    settings |= {"run_ahead": args.run_ahead, "ring": args.ring}
+    settings |= {"run_ahead": args.run_ahead, "ring": args.ring, "min_sp": args.min_sp}
     settings["shutdown_timeout_s"] = args.shutdown_timeout
     if args.model_name:
         settings["model_name"] = args.model_name

@@ -8,12 +8,35 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Request, TaskGraph
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.tasks import Request, Shape, TaskGraph, TaskKind
 
 
 class _Event(Struct, frozen=True, gc=False, tag=True):
     """Tagged with its name, by which it is told apart on the wire and in a recording."""
+
+
+class MemoryUse(Struct, frozen=True, gc=False):
+    """Of a rank's device, as its allocator counts.
+
+    ``capacity_bytes`` is what this process may have of it, ``weights_bytes`` what the loaded model takes;
+    ``working_bytes`` is the most that a task took beside what was there when it began.
+    """
+
+    capacity_bytes: int
+    weights_bytes: int
+    working_bytes: int
+
+
+class MemoryPoint(Struct, frozen=True, gc=False):
+    """What ``batch`` tasks took together that no request asked for: they warmed the rank up."""
+
+    kind: TaskKind
+    shape: Shape
+    cfg: bool
+    parallel: ParallelSpec
+    batch: int
+    use: MemoryUse
 
 
 class RequestArrived(_Event, frozen=True, gc=False):
@@ -50,7 +73,8 @@ class TaskFinished(_Event, frozen=True, gc=False):
 
     The first rank of the layout tells with ``views`` what the artifacts that were made consist of. One that it
     leaves out is like the task's input of the same kind. ``dispatched_s`` and ``finished_s`` are when its host had
-    launched all of it and when its device was done, on the clock that all processes of a machine share.
+    launched all of it and when its device was done, on the clock that all processes of a machine share. ``memory``
+    is what it took, where that is measured.
     """
 
     dispatch_id: int
@@ -59,12 +83,13 @@ class TaskFinished(_Event, frozen=True, gc=False):
     views: tuple[tuple[str, ArtifactView], ...] = ()
     dispatched_s: float = 0.0
     finished_s: float = 0.0
+    memory: MemoryUse | None = None
 
 
 class TaskFailed(_Event, frozen=True, gc=False):
     """One rank gave the dispatch up. ``caused_by_peer`` marks an error that only echoes a peer's failure.
 
-    Its inputs are on that rank as they were before.
+    Its inputs are on that rank as they were before. ``out_of_memory``: the device had too little for it.
     """
 
     dispatch_id: int
@@ -72,6 +97,14 @@ class TaskFailed(_Event, frozen=True, gc=False):
     error: str
     status_code: int = 500
     caused_by_peer: bool = False
+    out_of_memory: bool = False
+
+
+class MemoryMeasured(_Event, frozen=True, gc=False):
+    """What one rank has measured beside its tasks; telling it again changes nothing."""
+
+    rank: int
+    points: tuple[MemoryPoint, ...]
 
 
 class MigrationFinished(_Event, frozen=True, gc=False):
@@ -107,8 +140,11 @@ class RankProbed(_Event, frozen=True, gc=False):
 
 
 class RankLost(_Event, frozen=True, gc=False):
+    """``for_good``: it will not join again. That may be told of a rank that is lost already."""
+
     rank: int
     reason: str
+    for_good: bool = False
 
 
 class RankJoined(_Event, frozen=True, gc=False):
@@ -145,6 +181,7 @@ Event = (
     | TaskWithdrawn
     | TaskFinished
     | TaskFailed
+    | MemoryMeasured
     | MigrationFinished
     | EdgesReset
     | RankProbed

@@ -34,6 +34,11 @@ def widest(specs: Iterable[ParallelSpec], num_ranks: int) -> ParallelSpec | None
     return max((s for s in specs if s.size <= num_ranks), key=lambda s: (s.size, s.sp), default=None)
 
 
+def not_wider(spec: ParallelSpec, other: ParallelSpec) -> bool:
+    """Whether a rank has at least as much to do at ``spec`` as at ``other``."""
+    return spec.sp <= other.sp and spec.size <= other.size
+
+
 class ExecutionLayout(Struct, frozen=True, gc=False):
     """Ordered global ranks under a :class:`ParallelSpec`.
 

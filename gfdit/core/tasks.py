@@ -162,6 +162,26 @@ def with_encoder(graph: TaskGraph, name: str, readers: Container[TaskKind]) -> T
     return TaskGraph(request_id, tuple(tasks))
 
 
+def with_min_sp(graph: TaskGraph, min_sp: int) -> TaskGraph:
+    """``graph`` with denoising steps of at least that sequence-parallel degree.
+
+    Raises ``ValueError`` saying which degrees there are if none is left.
+    """
+    tasks = []
+    for task in graph.tasks:
+        specs = task.candidates
+        if task.kind is TaskKind.DENOISE:
+            specs = tuple(spec for spec in specs if spec.sp >= min_sp)
+            if not specs:
+                degrees = ", ".join(map(str, sorted({spec.sp for spec in task.candidates})))
+                raise ValueError(
+                    f"min_sp is {min_sp}, but the sequence-parallel degrees of this request are {degrees}"
+                )
+        step, inputs, outputs = task.step_index, task.inputs, task.outputs
+        tasks.append(Task(task.id, task.request_id, task.kind, step, inputs, outputs, specs))
+    return TaskGraph(graph.request_id, tuple(tasks))
+
+
 def with_candidates(graph: TaskGraph, kind: TaskKind, candidates: tuple[ParallelSpec, ...]) -> TaskGraph:
     """``graph`` with other specifications to choose from for tasks of ``kind``."""
     tasks = []

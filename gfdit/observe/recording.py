@@ -45,6 +45,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     admission: str = "none"
     costs: CostTable | None = None
     max_artifact_bytes: int | None = None
+    device_memory_bytes: int | None = None
     run_ahead: int = 0
     max_retries: int = 3
     checkpoint_every_steps: int = 0

@@ -36,7 +36,7 @@ from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
-from gfdit.core.tasks import Request, TaskKind, with_candidates
+from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
@@ -107,12 +107,17 @@ class ElasticDiffusionEngine(DiffusionEngine):
         try:
             described = self.executor.collective_rpc("gfdit_describe", unique_reply_rank=0)
             self._sequence_parallel: bool = described["sequence_parallel"]
+            if self.settings.min_sp > 1 and not self._sequence_parallel:
+                raise ValueError(
+                    f"gfdit setting 'min_sp' is {self.settings.min_sp}, but {self.od_config.model_class_name} "
+                    "has no sequence parallelism"
+                )
             self._tiling: Tiling | None = described["tiling"]
             if requests := self._warm_up_requests():
                 limit_s = self.settings.warmup_limit_s
                 if limit_s is None:  # on a CPU nothing is compiled
                     limit_s = 3.0 if current_omni_platform.device_type == "cpu" else 60.0
-                what = WarmUp(requests, self._sequence_parallel, limit_s)
+                what = WarmUp(requests, self._sequence_parallel, limit_s, self.settings.min_sp)
                 self._warm_up(what)
                 self.executor.warm_up_replacements(what)
             self._start_loop()
@@ -200,9 +205,12 @@ class ElasticDiffusionEngine(DiffusionEngine):
         max_sp = options.max_sp if self._sequence_parallel else 1
         trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
+        min_sp = max(self.settings.min_sp, options.min_sp or 1)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
         graph = with_candidates(
-            trajectory.graph, TaskKind.DECODE, decode_candidates(self._tiling, shape, num_decoders)
+            with_min_sp(trajectory.graph, min_sp),
+            TaskKind.DECODE,
+            decode_candidates(self._tiling, shape, num_decoders),
         )
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
@@ -462,10 +470,12 @@ def _error_output(message: msg.RequestEnd) -> DiffusionOutput:
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     """The number of ranks, with the configuration set to a full replica on each.
 
-    Raises ``ValueError`` for more ranks than this machine has devices, for devices that it does not have or that
-    have no symmetric heap, and for a wrong table of collectives.
+    Raises ``ValueError`` for a degree of more ranks than there are, for more ranks than this machine has devices,
+    for devices that it does not have or that have no symmetric heap, and for a wrong table of collectives.
     """
     num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
+    if settings.min_sp > num_ranks:
+        raise ValueError(f"gfdit setting 'min_sp' is {settings.min_sp}, but there are {num_ranks} ranks")
     num_devices = current_omni_platform.get_device_count()
     if names := settings.device_names:
         if current_omni_platform.device_type == "cpu":

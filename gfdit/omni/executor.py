@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,10 +25,12 @@ from gfdit.adapters.batching import split_by_key
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.comm import GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task, TaskKind, artifact_kind
+from gfdit.core.events import MemoryPoint, MemoryUse
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.tasks import Shape, Task, TaskKind, artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
+from gfdit.omni.device_meter import DeviceMeter, reclaim_memory
 from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import Item, WarmUp, WarmUpRun
@@ -78,6 +81,8 @@ class OmniExecutor:
         runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
         # A GPU has an allocator of its own.
         self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
+        self.meter = DeviceMeter(self.device) if self.device.type == "cuda" else None
+        self._memory_points: list[MemoryPoint] = []
         self.warm_up_s: dict[str, float] = {}
         self._warm_up: WarmUpRun | None = None
         if payload.warm_up is not None:
@@ -112,6 +117,10 @@ class OmniExecutor:
 
         Steps share a forward pass as far as their requests allow; every member of ``layout`` splits them alike.
         """
+        with nullcontext() if self.meter is None else self.meter.task():
+            return self._launch_parts(calls, layout)
+
+    def _launch_parts(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
         outputs: dict[str, TaskOutput] = {}
         for part in self._parts(calls):
             kind = part[0].task.kind
@@ -121,6 +130,20 @@ class OmniExecutor:
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))
         return [outputs[call.task.id] for call in calls]
+
+    def memory_use(self) -> MemoryUse | None:
+        return None if self.meter is None else self.meter.use
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        return tuple(self._memory_points)
+
+    def note_memory(self, kind: TaskKind, shape: Shape, cfg: bool, parallel: ParallelSpec, batch: int) -> None:
+        """What was launched last was ``batch`` such tasks, and of no request."""
+        if (use := self.memory_use()) is not None:
+            self._memory_points.append(MemoryPoint(kind, shape, cfg, parallel, batch, use))
+
+    def reclaim(self) -> None:
+        reclaim_memory()
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         changed = []

@@ -94,6 +94,7 @@ class ElasticExecutor(DiffusionExecutor):
                 heap=self.heap.to_json(),
                 run_ahead=settings.run_ahead,
                 max_artifact_bytes=settings.max_artifact_bytes,
+                device_memory_bytes=settings.device_memory_bytes,
                 max_queue_s=settings.max_queue_s,
                 max_retries=settings.max_retries,
                 checkpoint_every_steps=settings.checkpoint_every_steps,

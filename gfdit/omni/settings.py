@@ -46,7 +46,10 @@ class Settings:
     images take ``max_payload_bytes`` at most (HTTP 413). ``max_requests`` are alive at once at most, with
     ``max_queued_bytes`` of prompts and input images; others are turned away (HTTP 429). One that has waited for
     longer than ``max_queue_s`` without its first task running is given up (HTTP 503). ``max_artifact_bytes`` is
-    what the artifacts of a rank may take: requests wait until there is room.
+    what the artifacts of a rank may take: requests wait until there is room. ``device_memory_bytes`` is what the
+    tasks of a rank may take of its device, weights included, where that is not what the device has: layouts that
+    take more are not offered. ``min_sp`` is the least sequence-parallel degree of a step; a request may ask for a
+    larger one.
 
     A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
     and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
@@ -85,6 +88,8 @@ class Settings:
     max_queue_s: Seconds | None = None
     run_ahead: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
     max_artifact_bytes: Count | None = None
+    device_memory_bytes: Count | None = None
+    min_sp: Count = 1
     max_retries: CountOrZero = 3
     checkpoint_every_steps: CountOrZero = 0
     max_restarts: CountOrZero = 3

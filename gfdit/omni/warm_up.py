@@ -22,7 +22,7 @@ from gfdit.core.artifacts.transfers import plan_transfers
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy.estimates import MAX_BATCH
-from gfdit.core.tasks import Task, TaskGraph, TaskKind, with_candidates
+from gfdit.core.tasks import Shape, Task, TaskGraph, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import decode_candidates
 from gfdit.migration.codec import ArtifactCodec
 from gfdit.migration.parts import ArtifactParts
@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """``requests``: without and with guidance, of one size. ``limit_s``: no item begins later than that."""
+    """``requests``: without and with guidance, of one size. ``limit_s``: no item begins later than that.
+
+    Steps are run at ``min_sp`` and wider.
+    """
 
     requests: tuple[OmniDiffusionRequest, ...]
     sequence_parallel: bool
     limit_s: float
+    min_sp: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class WarmUpRun:
     alone: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     _artifacts: list[dict[str, Artifact]] = field(default_factory=list)  # by request
+    _shapes: list[tuple[Shape, bool]] = field(default_factory=list)  # by request, and whether it is guided
 
     def __post_init__(self) -> None:
         self._items: dict[Item, Callable[[], None]] = dict(self._plan())
@@ -100,7 +105,9 @@ class WarmUpRun:
                 break
             guided.add(trajectory.cfg)
             decode = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
-            graphs.append(with_candidates(trajectory.graph, TaskKind.DECODE, decode))
+            wide = with_min_sp(trajectory.graph, self.what.min_sp)
+            graphs.append(with_candidates(wide, TaskKind.DECODE, decode))
+            self._shapes.append((trajectory.shape, trajectory.cfg))
             self._artifacts.append({})
         names = ["", " guided"][: len(graphs)]
         steps = [next(task for task in graph.tasks if task.kind is TaskKind.DENOISE) for graph in graphs]
@@ -169,6 +176,7 @@ class WarmUpRun:
             request = None if inputs else self.what.requests[index]
             calls.append(TaskCall(replace(task, id=f"{task.id}#{number}"), inputs, request))
         outputs = self.executor.run(calls, ExecutionLayout(ranks, spec))
+        self.executor.note_memory(tasks[0].kind, *self._shapes[index], spec, len(calls))
         if spec == tasks[0].candidates[0]:
             artifacts.update(zip(tasks[0].outputs, outputs[0].artifacts, strict=True))
 

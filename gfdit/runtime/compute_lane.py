@@ -9,11 +9,20 @@ from collections.abc import Callable
 from gfdit.comm import CommError, GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import ProbeRank, ResetEdges, RunTask
-from gfdit.core.events import EdgesReset, RankProbed, TaskDispatched, TaskFailed, TaskFinished, TaskStarted
+from gfdit.core.events import (
+    EdgesReset,
+    MemoryMeasured,
+    MemoryUse,
+    RankProbed,
+    TaskDispatched,
+    TaskFailed,
+    TaskFinished,
+    TaskStarted,
+)
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.completion import CompletionMonitor
-from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
+from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor, forget_frames, ran_out_of_memory
 from gfdit.runtime.migration_lane import MigrationLane, reset_edges
 from gfdit.runtime.sockets import Inbox, Reports
 
@@ -55,6 +64,7 @@ class ComputeLane:
         self._monitor = monitor
         self._payloads: dict[str, bytes] = {}
         self._generation = 0  # the highest of an edge of this lane
+        self._num_points = 0  # of memory, that were told
         # Only the last ones are asked about: what is queued behind a task comes right after it.
         self._failed: deque[int] = deque(maxlen=4)
 
@@ -77,7 +87,9 @@ class ComputeLane:
                     case msg.Call():
                         # It may change what tasks work with: weights, for example.
                         self._monitor.drain()
-                        self.reports.tell(self._call(message))
+                        reply = self._call(message)
+                        self._tell_memory()
+                        self.reports.tell(reply)
                     case msg.Reconnect(first_id):
                         self._reconnect(first_id)
                     case msg.Stop():
@@ -132,6 +144,7 @@ class ComputeLane:
             self.made_by.note(work.outputs, command.dispatch_id)
             try:
                 work.results = self.executor.execute(command.tasks, command.layout, payloads)
+                work.memory = self.executor.memory_use()
                 if self.rank == command.layout.ranks[0]:
                     work.views = self.executor.output_views(command.tasks)
             except Exception as error:
@@ -168,6 +181,14 @@ class ComputeLane:
         self.executor.free(self.made_by.forget(unsound))  # nobody would, of what is not told
         sound = tuple(one for one in held if one.artifact not in unsound)
         self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation))
+        self._num_points = 0
+        self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        """What was measured without being told."""
+        if new := self.executor.memory_points()[self._num_points :]:
+            self._num_points += len(new)
+            self.reports.tell(MemoryMeasured(self.rank, new))
 
 
 class TaskWork:
@@ -177,6 +198,7 @@ class TaskWork:
         self.error: Exception | None = None
         self.results: Callable[[], dict[str, bytes]] = dict
         self.views: tuple[tuple[str, ArtifactView], ...] = ()
+        self.memory: MemoryUse | None = None
         self.outputs = [name for task in command.tasks for name in task.outputs]
         self._lane = lane
         self._command = command
@@ -187,6 +209,9 @@ class TaskWork:
         self.error = error
         self._lane.made_by.distrust(self.outputs)
         self._lane.note_failure(self._command, error)
+        if ran_out_of_memory(error):
+            forget_frames(error)
+            self._lane.executor.reclaim()
 
     def started(self, at_s: float) -> None:
         self._started_s = at_s
@@ -208,7 +233,9 @@ class TaskWork:
         if self.error is None:
             seconds = at_s - self._started_s
             lane.reports.tell(
-                TaskFinished(command.dispatch_id, lane.rank, seconds, self.views, self._dispatched_s, at_s)
+                TaskFinished(
+                    command.dispatch_id, lane.rank, seconds, self.views, self._dispatched_s, at_s, self.memory
+                )
             )
         else:
             lane.reports.tell(self._failure(self.error))
@@ -234,7 +261,8 @@ class TaskWork:
         known = isinstance(error, TaskError)
         text = str(error) if known else f"{_names(command)} failed on rank {rank}: {type(error).__name__}: {error}"
         status_code = error.status_code if isinstance(error, TaskError) else 500
-        return TaskFailed(command.dispatch_id, rank, text, status_code, isinstance(error, _CAUSED_BY_PEER))
+        by_peer = isinstance(error, _CAUSED_BY_PEER)
+        return TaskFailed(command.dispatch_id, rank, text, status_code, by_peer, ran_out_of_memory(error))
 
 
 # What says nothing about the task itself: it may run again.

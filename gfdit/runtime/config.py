@@ -42,6 +42,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     heap: str = ""
     run_ahead: int = 1
     max_artifact_bytes: int | None = None
+    device_memory_bytes: int | None = None
     max_retries: int = 3
     checkpoint_every_steps: int = 0
     max_queue_s: float | None = None

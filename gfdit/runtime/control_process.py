@@ -309,8 +309,9 @@ class ControlProcess:
             self._port.tell(call)
         for dispatch_id in list(self._to_come):
             self._passed(dispatch_id, rank)
-        self._feed(ev.RankLost(rank, how))
-        if not self._supervisor.plan_start(rank):
+        to_come = self._supervisor.plan_start(rank)
+        self._feed(ev.RankLost(rank, how, for_good=not to_come))
+        if not to_come:
             logger.error("rank %d is not started again; the others go on", rank)
             if not self._supervisor.any_to_come:
                 raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
@@ -381,7 +382,7 @@ class ControlProcess:
                 if self._timeline is not None:
                     self._timeline.moved(message)
                 self._feed(message)
-            case ev.EdgesReset():
+            case ev.EdgesReset() | ev.MemoryMeasured():
                 self._feed(message)
             case ev.RankProbed(probe_id, rank):
                 if probe_id >= self.config.first_id:

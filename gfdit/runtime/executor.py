@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 
 from gfdit.core.artifacts.views import ArtifactView
+from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts
@@ -34,6 +36,18 @@ class TaskExecutor(Protocol):
         """What the artifacts consist of that ``tasks``, just run, have made; none of what is like a task's input
         of the same kind. On the compute thread, before inputs are freed.
         """
+        ...
+
+    def memory_use(self) -> MemoryUse | None:
+        """What the task launched last took, None where that is not measured. On the compute thread."""
+        ...
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        """What was measured so far of what ran for no request. On the compute thread."""
+        ...
+
+    def reclaim(self) -> None:
+        """A task has run out of memory, and nothing refers to what it made: have the device's memory back."""
         ...
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
@@ -79,3 +93,25 @@ class PeerError(TaskError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status_code=503)
+
+
+_OF_HOST = "can't allocate memory"  # what torch's allocator of host memory says
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what ``error``, or what it was raised from, says."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and _OF_HOST in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop what the traceback of ``error`` and of those before it keep alive: every tensor of what failed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

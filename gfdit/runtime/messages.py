@@ -27,6 +27,7 @@ from gfdit.core.commands import (
 )
 from gfdit.core.events import (
     EdgesReset,
+    MemoryMeasured,
     MigrationFinished,
     RankProbed,
     RequestCancelled,
@@ -202,7 +203,7 @@ class WorkerFailed(Message, frozen=True):
 
 
 TaskEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed
-WorkerEvent = TaskEvent | MigrationFinished | EdgesReset | RankProbed
+WorkerEvent = TaskEvent | MemoryMeasured | MigrationFinished | EdgesReset | RankProbed
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 
 

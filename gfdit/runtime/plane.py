@@ -37,6 +37,7 @@ def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        device_memory_bytes=config.device_memory_bytes,
         max_queue_s=config.max_queue_s,
         first_id=config.first_id,
     )
@@ -56,6 +57,7 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,
         max_artifact_bytes=config.max_artifact_bytes,
+        device_memory_bytes=config.device_memory_bytes,
         max_queue_s=config.max_queue_s,
         first_id=config.first_id,
     )

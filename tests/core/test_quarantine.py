@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gfdit.core import ControlPlane, Policy, RankRecord
+from gfdit.core import ControlPlane, ParallelSpec, Policy, RankRecord, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control.quarantine import PATIENCE_S
@@ -37,8 +37,12 @@ class Server:
         ranks = [RankRecord(rank, frozenset("m")) for rank in range(num_ranks)]
         self.plane = ControlPlane(policy, ranks, NominalCostModel())
         self.fails, self.probe, self.restarts = fails, probe, restarts
+        self.out_of_memory = False  # is what they say that fail
+        self.measure: Callable[[cmd.RunTask], ev.MemoryUse] | None = None
+        self.specs: dict[str, list[ParallelSpec]] = {}  # of its steps, by request
         self.now_s = 0.0
         self.ends: dict[str, cmd.Command] = {}
+        self.faults: list[str] = []  # of the policy
         self.restarted: list[cmd.RestartRank] = []
         self.failed_on: Counter[str] = Counter()  # tasks that failed, by request
         self.ran_on: dict[str, set[int]] = {}
@@ -63,17 +67,23 @@ class Server:
         match command:
             case cmd.RunTask(dispatch_id, tasks, layout):
                 for task in tasks:
+                    if task.kind is TaskKind.DENOISE:
+                        self.specs.setdefault(task.request_id, []).append(layout.parallel)
                     self.ran_on.setdefault(task.request_id, set()).update(layout.ranks)
                 culprits = [rank for rank in layout.ranks if self.fails(command, rank)]
                 self.failed_on.update(task.request_id for task in tasks if culprits)
                 for rank in layout.ranks:
                     if rank in culprits:
-                        self.at(now_s + FAILS_AFTER_S, ev.TaskFailed(dispatch_id, rank, f"rank {rank} raised"))
+                        failed = ev.TaskFailed(
+                            dispatch_id, rank, f"rank {rank} raised", out_of_memory=self.out_of_memory
+                        )
+                        self.at(now_s + FAILS_AFTER_S, failed)
                     elif culprits:
                         failed = ev.TaskFailed(dispatch_id, rank, "echo", caused_by_peer=True)
                         self.at(now_s + FAILS_AFTER_S, failed)
                     else:
-                        self.at(now_s + TASK_S, ev.TaskFinished(dispatch_id, rank, TASK_S))
+                        memory = None if self.measure is None else self.measure(command)
+                        self.at(now_s + TASK_S, ev.TaskFinished(dispatch_id, rank, TASK_S, memory=memory))
             case cmd.Migrate(number, _, _, ranks):
                 for rank in ranks:
                     self.at(now_s, ev.MigrationFinished(number, rank))
@@ -87,6 +97,8 @@ class Server:
                 self.at(now_s, ev.RankLost(rank, command.reason))
                 if self.restarts and not command.for_good:
                     self.at(now_s + RESTART_S, ev.RankJoined(rank))
+            case cmd.ReportFault(message):
+                self.faults.append(message)
             case cmd.CompleteRequest(name) | cmd.FailRequest(name) | cmd.CancelRequest(name):
                 self.ends[name] = command
 

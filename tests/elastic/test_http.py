@@ -69,8 +69,11 @@ def test_an_image_with_every_option(server: ServerProcess) -> None:
         ({"deadline_ms": True}, "gfdit.deadline_ms must be a positive number"),
         ({"priority": 1.5}, "gfdit.priority must be an integer"),
         ({"max_sp": 0}, "gfdit.max_sp must be a positive integer"),
+        ({"min_sp": 0.5}, "gfdit.min_sp must be a positive integer"),
+        ({"min_sp": 2, "max_sp": 1}, "gfdit.min_sp must be at most max_sp, 1, got 2"),
+        ({"min_sp": 64}, "min_sp is 64, but the sequence-parallel degrees of this request are 1, 2"),
         ({"slo_class": 3}, "gfdit.slo_class must be a string"),
-        ({"deadline": 1}, "gfdit.deadline is unknown, allowed: deadline_ms, slo_class, priority, max_sp"),
+        ({"deadline": 1}, "gfdit.deadline is unknown, allowed: deadline_ms, slo_class, priority, min_sp, max_sp"),
         ("fast", "gfdit must be an object"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from gfdit.comm import GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView, FieldView
+from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.codec import FieldCodec, Sharding
@@ -39,8 +41,9 @@ class FakeExecutor:
     """``payload`` of a request: seconds per task, or an instruction for its first task (see ``execute``).
 
     A request called ``early-3-1...`` fails in step 3 on rank 1, before the barrier; ``late-3-1...`` after it.
-    Where rank 1 takes no part it fails on another one: that is its own fault. One
-    called ``stuck-3-1...`` never gets past that barrier; with a folder for its marks, only the first time.
+    Where rank 1 takes no part it fails on another one: that is its own fault. One called ``narrow-3-2...`` runs
+    out of memory in every step from 3 on that takes fewer than 2 ranks. One called ``stuck-3-1...`` never gets
+    past that barrier; with a folder for its marks, only the first time.
     """
 
     device = torch.device("cpu")
@@ -66,6 +69,7 @@ class FakeExecutor:
                 assert torch.equal(rows, rows_of(layout, self.rank, step)), f"{name} is not what {layout} needs"
         self._fail_if_told(task, layout, "early")
         self._get_stuck_if_told(task)
+        self._exhaust_if_told(task, layout)
         if len(layout.ranks) > 1:
             self.comm.barrier(self.comm.group(layout.ranks))
         self._fail_if_told(task, layout, "late")
@@ -108,6 +112,15 @@ class FakeExecutor:
             while True:
                 time.sleep(1.0)
 
+    def _exhaust_if_told(self, task: Task, layout: ExecutionLayout) -> None:
+        word, *numbers = task.request_id.split("-")
+        if word != "narrow" or task.kind is not TaskKind.DENOISE or task.step_index < int(numbers[0]):
+            return
+        if len(layout.ranks) < int(numbers[1]):
+            large = torch.ones(1000)  # what a frame of the failed task keeps alive
+            self.large = weakref.ref(large)
+            raise torch.OutOfMemoryError(f"tried to allocate {large.numel()} GiB")
+
     def _told(self, task: Task, what: str) -> int | None:
         """The rank that is to do ``what`` in this task, if any is."""
         word, *numbers = task.request_id.split("-")
@@ -117,6 +130,18 @@ class FakeExecutor:
 
     task_s = 0.0
     faulty = False
+    large: weakref.ref[torch.Tensor] | None = None
+    num_reclaims = 0
+
+    def memory_use(self) -> MemoryUse | None:
+        return None
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        return ()
+
+    def reclaim(self) -> None:
+        assert self.large is not None and self.large() is None, "the failed task still holds memory"
+        self.num_reclaims += 1
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         made = [name for task in tasks if task.kind is not TaskKind.DENOISE for name in task.outputs]
@@ -158,6 +183,9 @@ class FakeExecutor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def reclaims(self) -> int:
+        return self.num_reclaims
 
     def become_faulty(self) -> None:
         self.faulty = self.rank == 1

@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gfdit.core import Request, TaskGraph
+from gfdit.core import ParallelSpec, Request, TaskGraph, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
+from gfdit.core.layouts import not_wider
 
 MAX_RETRIES = 3
 MAX_FAILURES = 2  # of a rank in a row, until it is replaced
 NUM_OWN_FAILURES = 2  # of a request on its own, until it is to blame
-ENDS = (cmd.CompleteRequest, cmd.CancelRequest, cmd.RejectRequest, cmd.FailRequest)
+End = cmd.CompleteRequest | cmd.CancelRequest | cmd.RejectRequest | cmd.FailRequest
 
 
 class ContractError(AssertionError):
@@ -43,6 +44,14 @@ class Life:
     num_own_failures: int = 0
     num_harmed: int = 0
     num_lost: int = 0
+    # At which kinds and specifications it ran out of memory, for sure and perhaps, as far as this process knows.
+    exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+    perhaps_exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+
+    def has_tried(self, kind: TaskKind, spec: ParallelSpec, *, surely: bool) -> bool:
+        """Whether it ran out of memory on at least as many ranks."""
+        known = self.exhausted if surely else self.perhaps_exhausted
+        return any(kind is other and not_wider(spec, tried) for other, tried in known)
 
     @property
     def has_to_tell(self) -> bool:
@@ -66,6 +75,8 @@ class Operation:
     reported: int | None = None
     bereft: bool = False  # a member was lost before all had reported
     blamed: bool = False  # a member failed by itself
+    exhausted: bool = False  # a member ran out of memory
+    has_culprit: bool = False  # a member has reported another error of its own
     fault: str = ""  # what is to go wrong, and where
     culprit: int = -1
     is_late: bool = False  # it goes wrong after the last collective, when peers need nothing any more
@@ -108,8 +119,11 @@ class Books:
         self._replaced: set[int] = set()  # that have done nothing since
         self._ended: set[str] = set()
         self._harmed: set[int] = set()  # dispatches
+        self._ever_exhausted = False  # some rank ran out of memory
+        self._gone: set[int] = set()  # ranks that do not join again
         for life in lives.values():
             life.num_own_failures = life.num_harmed = life.num_lost = 0
+            life.exhausted, life.perhaps_exhausted = set(), set()
 
     def before(self, event: ev.Event) -> None:
         """The control plane is about to hear of ``event``."""
@@ -124,7 +138,10 @@ class Books:
                     self._hear(operation, rank)
             case ev.TaskFailed(number, rank):
                 if operation := self.operations.get(number):
-                    if not event.caused_by_peer and rank in operation.unreported:
+                    if event.out_of_memory:
+                        operation.exhausted = True
+                    elif not event.caused_by_peer and rank in operation.unreported:
+                        operation.has_culprit = True
                         self._num_failures[rank] += 1
                         for life in operation.lives:
                             life.num_own_failures += 1
@@ -137,6 +154,8 @@ class Books:
             case ev.TaskWithdrawn(number):
                 self.operations.pop(number, None)
             case ev.RankLost(rank):
+                if event.for_good:
+                    self._gone.add(rank)
                 self._condemned.discard(rank)
                 for life in self._lives.values():
                     life.disturbed = True
@@ -158,12 +177,25 @@ class Books:
         del self.operations[command.dispatch_id]
         harmed = operation.bereft or len(operation.known_finished) < len(operation.ranks)
         # What is queued behind a task that fails had no chance: it does not count.
-        lost = harmed and not (operation.known_finished or operation.blamed or command.after in self._harmed)
+        was_tried = operation.known_finished or operation.blamed or operation.exhausted
+        lost = harmed and not (was_tried or command.after in self._harmed)
         if harmed:
             self._harmed.add(command.dispatch_id)
+        if operation.exhausted:
+            self._ever_exhausted = True
+            self._note_exhausted(operation, command)
         for life in {id(life): life for life in operation.lives}.values():
             life.num_harmed += harmed
             life.num_lost += lost
+
+    def _note_exhausted(self, operation: Operation, command: cmd.RunTask) -> None:
+        if len(command.tasks) > 1:
+            return
+        tried = command.tasks[0].kind, command.layout.parallel
+        for life in operation.lives:
+            life.perhaps_exhausted.add(tried)
+            if not (operation.has_culprit or operation.bereft or command.after in self._harmed):
+                life.exhausted.add(tried)
 
     def after(self, command: cmd.Command, plane: ControlPlane) -> None:
         """The control plane has answered with ``command``, among others."""
@@ -176,6 +208,8 @@ class Books:
                 self._begun.update([task.request_id for task in command.tasks])
                 if any(life.num_lost > MAX_RETRIES for life in lives):
                     raise ContractError(f"dispatch {number} is one retry too many")
+                if any(life.has_tried(tasks[0].kind, layout.parallel, surely=True) for life in lives):
+                    raise ContractError(f"dispatch {number} is to try {layout} again, where memory ran out")
                 self._give(number, command, layout.ranks, lives, plane)
             case cmd.Migrate(number, name):
                 lives = [self._lives[name]] if name in self._lives else []
@@ -192,7 +226,7 @@ class Books:
                 if not self._allows_policy_faults:
                     raise ContractError(f"the policy is at fault: {message}")
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
-                self._end(command)
+                self._end(command, plane)
 
     def _condemn(self, rank: int, for_good: bool, plane: ControlPlane) -> None:
         self._check_ranks((rank,), plane)
@@ -237,7 +271,7 @@ class Books:
         if unknown := set(ranks) - plane.state.ranks.present.keys():
             raise ContractError(f"a command for rank {min(unknown)}, which is lost")
 
-    def _end(self, command: cmd.CompleteRequest | cmd.CancelRequest | cmd.RejectRequest | cmd.FailRequest) -> None:
+    def _end(self, command: End, plane: ControlPlane) -> None:
         life = self._lives.get(command.request_id)
         if life is None or command.request_id in self._ended:
             raise ContractError(f"a second end of one request: {command}")
@@ -254,11 +288,33 @@ class Books:
         elif command.status_code == 503 and command.error.startswith("no rank was free"):
             if life.started or command.request_id in self._begun:
                 raise ContractError(f"{command} although it has started")
+        elif command.status_code == 503 and command.error.endswith("are left for good"):
+            if not self._gone:
+                raise ContractError(f"{command} although every rank is to come")
+        elif "device memory" in command.error:
+            self._check_too_large(command, life, plane.state.ranks.num_known)
         elif command.status_code == 503:
             if life.num_harmed <= MAX_RETRIES:
                 raise ContractError(f"{command} after {life.num_harmed} dispatches that did not succeed")
         elif not life.blamed or life.num_own_failures < NUM_OWN_FAILURES:
             raise ContractError(f"{command} after {life.num_own_failures} failures of its own")
+
+    def _check_too_large(self, command: cmd.FailRequest, life: Life, num_ranks: int) -> None:
+        """At its arrival because others ran out of memory, or because it did so itself, at its widest."""
+        if command.status_code == 400:
+            if command.request_id in self._begun or not self._ever_exhausted:
+                raise ContractError(f"{command}, of which nothing can be known")
+            return
+        kinds = {kind for kind, _ in life.perhaps_exhausted}
+        left = [
+            spec
+            for task in life.graph.tasks
+            if task.kind in kinds
+            for spec in task.candidates
+            if spec.size <= num_ranks and not life.has_tried(task.kind, spec, surely=False)
+        ]
+        if not kinds or (left and not self._gone):
+            raise ContractError(f"{command} before it has tried {', '.join(map(str, left)) or 'anything'}")
 
 
 class FollowedPlane(ControlPlane):

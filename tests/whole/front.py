@@ -164,6 +164,8 @@ class Endpoints:
                 answer = HTTPStatus.INTERNAL_SERVER_ERROR, retryable("the result was lost")
             case cmd.FailRequest(_, error, 503):
                 answer = HTTPStatus.INTERNAL_SERVER_ERROR, retryable(error)
+            case cmd.FailRequest(_, error, HTTPStatus.BAD_REQUEST):
+                answer = HTTPStatus.BAD_REQUEST, error
             case cmd.FailRequest(_, error):
                 answer = HTTPStatus.INTERNAL_SERVER_ERROR, error
             case cmd.RejectRequest(_, reason, retry_after_s):
@@ -308,8 +310,8 @@ class Entrance:
                 return HTTPStatus.OK
             case cmd.RejectRequest():
                 return HTTPStatus.TOO_MANY_REQUESTS
-            case cmd.FailRequest(_, _, 500):
-                return HTTPStatus.INTERNAL_SERVER_ERROR
+            case cmd.FailRequest(_, _, 400 | 500 as status_code):
+                return status_code
             case _:
                 return HTTPStatus.SERVICE_UNAVAILABLE
 

@@ -126,6 +126,7 @@ class Weather:
     max_queue_s: float | None
     terminates: float  # the server is told to stop while requests come
     admission: str
+    tokens_per_rank: int | None  # that its memory is large enough for, in a step
     split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
 
     @classmethod
@@ -169,6 +170,7 @@ class Weather:
             max_queue_s=draw.choice([None, None, None, 5.0, 60.0]),
             terminates=0.2,
             admission=draw.choice(["none", "none", "none", "deadline", "promise"]),
+            tokens_per_rank=random.Random(repr(draw.getstate())).choice([None, None, None, None, 300, 1100, 2500]),
             split=split,
         )
 

@@ -21,6 +21,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, inside
 from gfdit.core.commands import Lane
+from gfdit.core.events import MemoryPoint, MemoryUse
 from gfdit.core.tasks import artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime import messages as msg
@@ -106,6 +107,8 @@ class ModelExecutor:
         world.decide_fate(operation)
         if worker.is_faulty and world.draw.random() < world.weather.faulty_share:
             self._raise(operation)
+        if world.is_too_large(operation.command) and operation.culprit == worker.rank:
+            raise torch.OutOfMemoryError("a rank has too little memory")
         group = self._comm.group(layout.ranks)
         seconds = operation.seconds * worker.slowness
         try:
@@ -161,6 +164,15 @@ class ModelExecutor:
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         return tuple(view for task in tasks for view in self._worker.world.contents.to_report(task))
+
+    def memory_use(self) -> MemoryUse | None:
+        return None
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        return ()
+
+    def reclaim(self) -> None:
+        pass
 
     def export_artifact(self, artifact: str) -> ArtifactParts:
         """Of what is not there, or another part, it must have been disturbed, or be a copy to fall back on."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gfdit.core import ParallelSpec, Policy, Request, TaskGraph
+from gfdit.core import ParallelSpec, Policy, Request, TaskGraph, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import NominalCostModel
@@ -390,6 +390,13 @@ class World:
             operation.fault = "error"
         elif len(operation.ranks) > 1 and draw.random() < self.weather.spurious_echo:
             operation.fault = "echo"
+
+    def is_too_large(self, command: cmd.RunTask) -> bool:
+        """For the memory of a rank."""
+        limit, (task, *_) = self.weather.tokens_per_rank, command.tasks
+        if limit is None or task.kind is not TaskKind.DENOISE or (life := self.lives.get(task.request_id)) is None:
+            return False
+        return life.request.shape.num_tokens * len(command.tasks) > limit * command.layout.parallel.sp
 
     def any_ended(self, sentinels: Iterable[int]) -> bool:
         pids = {worker.pid for worker in self._living()}

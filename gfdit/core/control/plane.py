@@ -14,6 +14,7 @@ What decides is here, in the order in which a request meets it. What it decides 
     checkpoints     copies to fall back on
     edges           edges between ranks that are reset
     recovery        which tasks run again after something was lost
+    device_memory   what fits into the memory of a device, learned from what tasks took and what did not fit
     quarantine      ranks that fail: who is to blame, and what follows
     outlook         what the policy is shown ahead of time
 """
@@ -33,6 +34,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control.artifact_budget import ArtifactBudget
 from gfdit.core.control.checkpoints import Checkpoints
+from gfdit.core.control.device_memory import DeviceMemory
 from gfdit.core.control.edges import EdgeResets
 from gfdit.core.control.holders import Holders, has_succeeded
 from gfdit.core.control.integrity import check_state
@@ -49,15 +51,18 @@ from gfdit.core.control.records import (
 from gfdit.core.control.recovery import is_lacking, restore
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
-from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView
 from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
+from gfdit.core.tasks import TaskKind
 
 LANES: tuple[cmd.Lane, ...] = ("compute", "migration")
 LOST_PART = "a rank was lost with its part of what was made"
 
 SERVER_ERROR = 500
+UNAVAILABLE = 503
+TOO_LARGE = 400  # the status of a request that fits into no device's memory
 
 NUM_WATCHED = 4
 """How many dispatches, of those that end next, the policy is asked about again after an event.
@@ -67,6 +72,7 @@ turn comes before they end; until then what the policy said last about them stan
 """
 
 _by_end = attrgetter("ends_s")
+_by_width = attrgetter("sp", "size")
 
 
 class ControlPlane:
@@ -84,6 +90,7 @@ class ControlPlane:
         *,
         run_ahead: int = 0,
         max_artifact_bytes: int | None = None,
+        device_memory_bytes: int | None = None,
         max_retries: int = 3,
         checkpoint_every_steps: int = 0,
         max_queue_s: float | None = None,
@@ -91,7 +98,8 @@ class ControlPlane:
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
-        only when a rank has room for all they will hold. Dispatches, copies and resets are numbered from
+        only when a rank has room for all they will hold. ``device_memory_bytes`` is what tasks may take of a
+        rank's memory, where that is not what ranks say. Dispatches, copies and resets are numbered from
         ``first_id`` on. Raises ``ValueError`` for other numbers.
         """
         if run_ahead not in (0, 1):
@@ -103,6 +111,7 @@ class ControlPlane:
         self.migrations: dict[int, MigrationRecord] = {}  # those that some rank has still to report on
         self._max_retries = max_retries
         self._budget = ArtifactBudget(max_artifact_bytes)
+        self._memory = DeviceMemory(device_memory_bytes, max_artifact_bytes)
         self._holders = Holders(self.state, counts_bytes=self._budget.limited)
         self._fallback = FirstComeFirstServed(policy.name)
         self._faults = FaultReports()
@@ -115,6 +124,7 @@ class ControlPlane:
         self._unseen: deque[RequestRecord] = deque()  # wait for memory, or have ended meanwhile
         # Only a policy that says so is asked ahead: it must not mind a state that may never come to be.
         self._runs_ahead = run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
+        self._gone: set[int] = set()  # ranks that will not join again
         self._wakes = False  # the policy has asked to be asked again
         self._version = 0  # of the books: another one once a policy may answer differently
         self._now_s = 0.0
@@ -128,6 +138,7 @@ class ControlPlane:
             ev.TaskWithdrawn: self._on_withdrawn,
             ev.TaskFinished: self._on_finished,
             ev.TaskFailed: self._on_failed,
+            ev.MemoryMeasured: self._on_memory_measured,
             ev.MigrationFinished: self._on_migration_finished,
             ev.EdgesReset: self._resets.on_reset,
             ev.RankProbed: self._on_rank_probed,
@@ -194,6 +205,14 @@ class ControlPlane:
         if request_id in self.state.requests:
             raise ValueError(f"request id {request_id!r} is already alive")
         record = self.state.new_record(event.request, event.graph)
+        if self._gone and (reason := self._lacks_ranks(record)):
+            self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
+            return False
+        if self._memory.knows_anything:
+            if too_large := self._refuse_too_large(record):
+                self._commands.append(too_large)
+                return False
+            record.drop(self._too_large(record))
         if self._admit is not None and (refusal := self._ask_admission(record)):
             self._commands.append(refusal)
             return False
@@ -260,6 +279,8 @@ class ControlPlane:
     def _go_on(self, dispatch: DispatchRecord, failed: set[str]) -> None:
         """With every request of a dispatch that is over; those in ``failed`` have tasks that did not succeed."""
         undecided = []
+        if dispatch.out_of_memory and not dispatch.doomed:
+            self._note_out_of_memory(dispatch)
         for request_id in dispatch.request_ids:
             record = self.state.requests[request_id]
             if record.ending is None:
@@ -272,7 +293,7 @@ class ControlPlane:
                 if self._checkpoints.every_steps and request_id not in failed:
                     self._begin_migrations(self._checkpoints.after(dispatch, record))
             self._settle(record)
-        if len(dispatch.culprits) == 1 and undecided and not dispatch.doomed:
+        if len(dispatch.culprits) == 1 and undecided and not (dispatch.doomed or dispatch.out_of_memory):
             (culprit,) = dispatch.culprits
             self._suspect(culprit, undecided)
 
@@ -280,6 +301,8 @@ class ControlPlane:
         error = dispatch.error or LOST_PART
         if dispatch.doomed:
             self.state.recover(record)  # it never had a chance
+        elif dispatch.out_of_memory:
+            self._widen_or_fail(record, dispatch)
         elif dispatch.culprits and self._is_to_blame(record, dispatch):
             record.ending = cmd.FailRequest(record.request.id, error, dispatch.status_code)
         elif record.num_retries == self._max_retries:
@@ -324,6 +347,82 @@ class ControlPlane:
         self._commands.append(record.ending)
 
     # ------------------------------------------------------------------------------------------------------------
+    # Memory: what does not fit on a device is not offered (the rules are in ``device_memory``)
+
+    def _on_memory_measured(self, event: ev.MemoryMeasured) -> bool:
+        rank = self.state.ranks.present.get(event.rank)
+        for model in rank.resident if rank is not None else ():
+            for point in event.points:
+                task = TaskView("", "", model, point.kind, 0, point.shape, point.cfg, (), ())
+                self._memory.observe(event.rank, task, point.parallel, point.batch, point.use)
+        return False
+
+    def _too_large(self, record: RequestRecord) -> dict[TaskKind, frozenset[ParallelSpec]]:
+        """Of each kind of task of ``record``, what is not to be offered.
+
+        That is what it has tried itself and what does not fit; but the widest that it has not tried stays.
+        """
+        dropped = {}
+        for kind, task in record.of_each_kind.items():
+            excluded = self._memory.excluded(TaskView.of(record.request, task), task.candidates, self._now_s)
+            untried = self._within_reach(record.untried(task))
+            fitting = [spec for spec in untried if spec not in excluded]
+            if not fitting and untried:
+                fitting = [max(untried, key=_by_width)]
+            if fitting and len(fitting) < len(task.candidates):
+                dropped[kind] = frozenset(task.candidates).difference(fitting)
+        return dropped
+
+    def _within_reach(self, specs: Iterable[ParallelSpec]) -> list[ParallelSpec]:
+        """Those for which there are, or will be, enough ranks."""
+        num_ranks = self.state.ranks.num_known - len(self._gone)
+        return [spec for spec in specs if spec.size <= num_ranks]
+
+    def _lacks_ranks(self, record: RequestRecord) -> str:
+        """Why some task of ``record`` can never run, if that is so."""
+        ranks = self.state.ranks
+        for kind, task in record.of_each_kind.items():
+            specs = record.offered(task)
+            if record.tasks_left[kind] and not self._within_reach(specs):
+                least = min(spec.size for spec in specs)
+                left = f"{ranks.num_known - len(self._gone)} of {ranks.num_known} are left for good"
+                return f"its {kind} takes {least} ranks or more, and {left}"
+        return ""
+
+    def _refuse_too_large(self, record: RequestRecord) -> cmd.FailRequest | None:
+        """At its arrival, a request of which some task fits nowhere."""
+        for task in record.of_each_kind.values():
+            view = TaskView.of(record.request, task)
+            if self._memory.excluded(view, task.candidates, self._now_s).issuperset(task.candidates):
+                reason = self._memory.describe(view, max(task.candidates, key=_by_width))
+                return cmd.FailRequest(record.request.id, reason, TOO_LARGE)
+        return None
+
+    def _note_out_of_memory(self, dispatch: DispatchRecord) -> None:
+        """What ``dispatch`` tried does not fit: nobody is offered it any more."""
+        spec, batch = dispatch.layout.parallel, len(dispatch.tasks)
+        self._memory.note_failure(dispatch.views[0], spec, batch, self._now_s)
+        if batch == 1:
+            (task,) = dispatch.tasks
+            self.state.requests[task.request_id].exhausted.add((task.kind, spec))
+        for record in self.state.requests.values():
+            if (dropped := self._too_large(record)) != record.dropped:
+                self.state.drop_specs(record, dropped)
+
+    def _widen_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
+        """After a task of ``record`` has run out of memory, for which neither it nor the rank is to blame.
+
+        Of a batch each request goes on by itself.
+        """
+        task = next(task for task in dispatch.tasks if task.request_id == record.request.id)
+        if self._within_reach(record.untried(task)):
+            self.state.recover(record)
+        else:
+            reason = self._memory.describe(TaskView.of(record.request, task), dispatch.layout.parallel)
+            message = f"{reason} ({dispatch.error})"
+            record.ending = cmd.FailRequest(record.request.id, message, SERVER_ERROR)
+
+    # ------------------------------------------------------------------------------------------------------------
     # Scheduling: the policy is asked, and what it decides is carried out; its mistakes are contained
 
     def _schedule(self) -> None:
@@ -340,15 +439,16 @@ class ControlPlane:
                 return
             if self._release_suspects():
                 continue  # nothing can go on without them
-            if self._wakes or self._quarantine.suspected or not state.ranks.any_free:
+            if self._wakes or self._quarantine.suspected:
                 return
-            # No event would ever come.
-            num_ready = len(state.ready.by_id)
-            self._complain(
-                f"policy {self.policy.name!r} left every rank idle with {num_ready} tasks ready; "
-                "first come, first served instead"
-            )
-            self._fall_back()
+            # No event would ever come, but of a rank that joins. A policy need not begin what it cannot go on with.
+            if runnable := state.runnable():
+                if any([state.can_denoise(task) for task in runnable]):
+                    self._complain(
+                        f"policy {self.policy.name!r} left every rank idle with {len(state.ready.by_id)} tasks "
+                        "ready; first come, first served instead"
+                    )
+                self._fall_back()
             return
 
     def _ask_policy(self) -> str | None:
@@ -424,7 +524,7 @@ class ControlPlane:
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         if len(dispatch.tasks) > 1:
-            dispatch = self._without_suspects(dispatch)
+            dispatch = self._fitting(self._without_suspects(dispatch))
         state, layout, now_s = self.state, dispatch.layout, self._now_s
         views = tuple([state.ready.by_id[name] for name in dispatch.tasks])
         tasks = tuple([state.requests[view.request_id].task(view.id) for view in views])
@@ -454,6 +554,13 @@ class ControlPlane:
         for name in dispatch.tasks:
             if self.state.requests[self.state.ready.by_id[name].request_id].suspects:
                 return Dispatch((name,), dispatch.layout)
+        return dispatch
+
+    def _fitting(self, dispatch: Dispatch) -> Dispatch:
+        """Only the first task of a batch that is too large for the memory of a device."""
+        view, batch = self.state.ready.by_id[dispatch.tasks[0]], len(dispatch.tasks)
+        if self._memory.excluded(view, (dispatch.layout.parallel,), self._now_s, batch):
+            return Dispatch(dispatch.tasks[:1], dispatch.layout)
         return dispatch
 
     # ------------------------------------------------------------------------------------------------------------
@@ -516,6 +623,9 @@ class ControlPlane:
             if answer.layout == dispatch.layout and outlook.views.keys() >= set(answer.tasks):
                 ranks = self.state.ranks.views_without(dispatch.layout.ranks)
                 check_dispatch(answer, policy=self.policy.name, ready=outlook.views, ranks=ranks)
+                first = outlook.views[answer.tasks[0]]
+                if self._memory.excluded(first, (answer.layout.parallel,), self._now_s, len(answer.tasks)):
+                    return None
                 tasks = tuple([outlook.tasks[name] for name in answer.tasks])
                 views = tuple([outlook.views[name] for name in answer.tasks])
                 return NextStep(tasks, views, self.cost.task_s(views[0], answer.layout, len(tasks)))
@@ -558,6 +668,10 @@ class ControlPlane:
         dispatch.seconds = max(dispatch.seconds, event.seconds)
         if event.views:
             dispatch.made.update(event.views)
+        if event.memory is not None:
+            self._memory.observe(
+                rank, dispatch.views[0], dispatch.layout.parallel, len(dispatch.tasks), event.memory
+            )
         return self._close_if_done(dispatch)
 
     def _on_failed(self, event: ev.TaskFailed) -> bool:
@@ -568,7 +682,9 @@ class ControlPlane:
         if dispatch.error is None or (dispatch.caused_by_peer and not event.caused_by_peer):
             dispatch.error, dispatch.status_code = event.error, event.status_code
             dispatch.caused_by_peer = event.caused_by_peer
-        if not event.caused_by_peer:
+        if event.out_of_memory:
+            dispatch.exhausted = True
+        elif not event.caused_by_peer:
             dispatch.culprits += (event.rank,)
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
@@ -769,8 +885,17 @@ class ControlPlane:
         self._commands.append(cmd.RestartRank(rank, reason, hopeless and len(self.state.ranks.present) > 1))
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
-        if event.rank not in self.state.ranks.present:
-            return False
+        was_present = event.rank in self.state.ranks.present
+        if was_present:
+            self._drop_rank(event)
+        if event.for_good and event.rank not in self._gone:
+            self._gone.add(event.rank)
+            for record in list(self.state.requests.values()):
+                if record.ending is None and (reason := self._lacks_ranks(record)):
+                    self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
+        return was_present
+
+    def _drop_rank(self, event: ev.RankLost) -> None:
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
         self._quarantine.drop(event.rank)
@@ -781,7 +906,6 @@ class ControlPlane:
         self._drop_from_dispatches(event.rank, event.reason)
         for record in self.state.lacking():
             self.state.recover(record)
-        return True
 
     def _drop_from_migrations(self, rank: int) -> None:
         for migration in list(self.migrations.values()):
@@ -810,6 +934,7 @@ class ControlPlane:
             return False
         peers = tuple(state.ranks.present)
         state.ranks.restore(event.rank)
+        self._gone.discard(event.rank)
         if not peers:
             return True
         for lane in LANES:

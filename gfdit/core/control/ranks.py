@@ -25,6 +25,11 @@ class RankPool:
         self._set_order()
 
     @property
+    def num_known(self) -> int:
+        """Ranks that there are, or were."""
+        return len(self.present) + len(self.lost)
+
+    @property
     def any_free(self) -> bool:
         return bool(self._free)
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gfdit.core.artifacts.views import UNKNOWN, ArtifactView
 from gfdit.core.commands import Command, Migrate
-from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
+from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec, not_wider
 from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
@@ -116,7 +116,7 @@ class RequestRecord:
     states: dict[str, TaskState] = field(init=False)  # by task; changed by ``move``
     missing: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)  # those in that state
-    candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps
+    candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps, but for ``dropped``
     decode_candidates: tuple[ParallelSpec, ...] = field(init=False)
     tasks_left: Mapping[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
     num_finished: int = 0
@@ -130,6 +130,9 @@ class RequestRecord:
     suspects: list[int] = field(default_factory=list)  # ranks on which it has failed since it last succeeded
     has_strays: bool = False  # after a fault, ranks it has touched may hold copies that are in no book
     started: bool = False
+    exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)  # at which it ran out of memory
+    # Of each kind of task, the specifications that do not fit into memory; replaced when it changes.
+    dropped: Mapping[TaskKind, frozenset[ParallelSpec]] = field(default_factory=dict)
     ending: Command | None = None  # the terminal command, once decided; emitted when nothing runs
 
     def __post_init__(self) -> None:
@@ -145,9 +148,13 @@ class RequestRecord:
         self.states = dict.fromkeys(self.position, TaskState.WAITING)
         for task in self.unblocked:
             self.move(task, TaskState.UNBLOCKED)
-        self.candidates = self._candidates_of(TaskKind.DENOISE)
-        self.decode_candidates = self._candidates_of(TaskKind.DECODE)
+        self.drop({})
         self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
+
+    @property
+    def of_each_kind(self) -> Mapping[TaskKind, Task]:
+        """One task of each kind: others of the kind have the same specifications."""
+        return {task.kind: task for task in self.graph.tasks}
 
     @property
     def live_artifacts(self) -> list[ArtifactRecord]:
@@ -170,6 +177,23 @@ class RequestRecord:
         assert to in TASK_TRANSITIONS[states[task.id]], f"{task.id} was {states[task.id]} and cannot be {to}"
         states[task.id] = to
 
+    def drop(self, dropped: Mapping[TaskKind, frozenset[ParallelSpec]]) -> None:
+        """From now on ``dropped``, and nothing else, is not offered; views are the caller's to refresh."""
+        self.dropped = dropped
+        self.candidates = self._candidates_of(TaskKind.DENOISE)
+        self.decode_candidates = self._candidates_of(TaskKind.DECODE)
+
+    def offered(self, task: Task) -> tuple[ParallelSpec, ...]:
+        """The specifications at which ``task`` may run now."""
+        if not (dropped := self.dropped.get(task.kind)):
+            return task.candidates
+        return tuple([spec for spec in task.candidates if spec not in dropped])
+
+    def untried(self, task: Task) -> tuple[ParallelSpec, ...]:
+        """The specifications of ``task`` at which less memory may be needed than where it ran out."""
+        tried = [spec for kind, spec in self.exhausted if kind is task.kind]
+        return tuple([spec for spec in task.candidates if not any([not_wider(spec, one) for one in tried])])
+
     def view(self) -> RequestView:
         request = self.request
         return RequestView(
@@ -191,7 +215,7 @@ class RequestRecord:
         )
 
     def _candidates_of(self, kind: TaskKind) -> tuple[ParallelSpec, ...]:
-        return next((task.candidates for task in self.graph.tasks if task.kind is kind), (SINGLE,))
+        return next((self.offered(task) for task in self.graph.tasks if task.kind is kind), (SINGLE,))
 
     def task_view(self, task: Task, made: Collection[str] = (), made_on: tuple[int, ...] = ()) -> TaskView:
         """What a policy sees of ``task``; with ``made``, as if these artifacts had been made on ``made_on``."""
@@ -199,7 +223,7 @@ class RequestRecord:
         held = [
             (name, tuple(sorted(made_on if name in made else artifacts[name].holders))) for name in task.inputs
         ]
-        return TaskView.of(self.request, task, tuple(held))
+        return TaskView.of(self.request, task, tuple(held), self.offered(task) if self.dropped else None)
 
     def unblocked_by(self, made: Collection[str]) -> list[Task]:
         """The tasks that lack nothing but these artifacts."""
@@ -246,7 +270,7 @@ class DispatchRecord(Struct, gc=False):
     behind: int | None = None  # the dispatch it is queued behind; None once that has ended
     followed_by: int | None = None  # the dispatch queued behind it
     asked_version: int = -1  # of the books, when the policy was last asked what comes after it
-    culprits: tuple[int, ...] = ()  # ranks on which it failed, and not because a peer did
+    culprits: tuple[int, ...] = ()  # ranks on which it failed, not because a peer did nor for lack of memory
     doomed: bool = False  # what ran before it has failed: it fails too, and edges are reset afterwards
     migrations: tuple[int, ...] = ()
     finished: set[int] = set()  # ranks that have reported success, even if lost since
@@ -255,6 +279,7 @@ class DispatchRecord(Struct, gc=False):
     made: dict[str, ArtifactView] = {}  # what was said of its outputs
     error: str | None = None
     status_code: int = 500
+    exhausted: bool = False  # some rank ran out of memory
     caused_by_peer: bool = False  # the error only echoes another rank's failure
 
     def move(self, to: DispatchState) -> None:
@@ -266,6 +291,11 @@ class DispatchRecord(Struct, gc=False):
     def request_ids(self) -> Iterable[str]:
         tasks = self.tasks
         return (tasks[0].request_id,) if len(tasks) == 1 else dict.fromkeys([task.request_id for task in tasks])
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether that, and nothing else, is why it failed."""
+        return self.exhausted and not self.culprits
 
     @property
     def may_be_withdrawn(self) -> bool:

@@ -5,7 +5,7 @@ Views are rebuilt only where something changed: asking a policy costs what chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -23,7 +23,8 @@ from gfdit.core.control.records import (
 )
 from gfdit.core.control.recovery import is_lacking, rewind
 from gfdit.core.cost import CostModel
-from gfdit.core.policy import RequestView, SchedulerView
+from gfdit.core.layouts import ParallelSpec
+from gfdit.core.policy import RequestView, SchedulerView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
@@ -119,6 +120,13 @@ class ClusterState:
         """Show anew where the inputs of its ready tasks are."""
         for task in record.ready:
             self.ready.replace(record.task_view(task), record.place(task.id))
+
+    def drop_specs(self, record: RequestRecord, dropped: Mapping[TaskKind, frozenset[ParallelSpec]]) -> None:
+        """``dropped`` does not fit into memory: it is not offered any more."""
+        record.drop(dropped)
+        if record.visible:
+            self.refresh_ready(record)
+            self._refresh(record)
 
     def recover(self, record: RequestRecord) -> None:
         """After artifacts or a dispatch of it were lost: make ready what has to run, perhaps again."""
@@ -233,6 +241,17 @@ class ClusterState:
         held = self.artifact_bytes()
         ranks = tuple([replace(rank, artifact_bytes=held[rank.id]) for rank in view.ranks])
         return replace(view, ranks=ranks)
+
+    def runnable(self) -> list[TaskView]:
+        """The ready tasks for which there are ranks enough, now that no other runs."""
+        return [task for task in self.ready.in_order if self._has_room(task.candidates)]
+
+    def can_denoise(self, task: TaskView) -> bool:
+        """Whether there are ranks enough for the steps of the request of ``task`` as well."""
+        return self._has_room(self.request_views[task.request_id].candidates)
+
+    def _has_room(self, specs: Iterable[ParallelSpec]) -> bool:
+        return min([spec.size for spec in specs]) <= len(self.ranks.free_in_order)
 
     def has_work(self) -> bool:
         return bool(self.ready.by_id) and self.ranks.any_free

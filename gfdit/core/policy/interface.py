@@ -34,7 +34,14 @@ class TaskView(Struct, frozen=True, gc=False):
     artifacts: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, request: Request, task: Task, artifacts: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> TaskView:
+    def of(
+        cls,
+        request: Request,
+        task: Task,
+        artifacts: tuple[tuple[str, tuple[int, ...]], ...] = (),
+        candidates: tuple[ParallelSpec, ...] | None = None,
+    ) -> TaskView:
+        """With ``candidates`` in the place of the task's own."""
         return cls(
             task.id,
             request.id,
@@ -43,7 +50,7 @@ class TaskView(Struct, frozen=True, gc=False):
             task.step_index,
             request.shape,
             request.cfg,
-            task.candidates,
+            task.candidates if candidates is None else candidates,
             artifacts,
         )
 
