@@ -10,7 +10,7 @@ therefore says that it changes its first argument, the tensor :func:`order` give
 for the compiler each collective depends on the one before, so none is moved past another, merged with one that
 looks alike, or removed because nothing uses its result.
 
-They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call, so that there is one
+They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call. So there is one
 way and not two: models that are not compiled call them, too.
 
 Shape letters: B batch, L own image tokens, S image tokens of all members, T replicated (text) tokens, H heads, h

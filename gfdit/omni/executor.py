@@ -28,6 +28,7 @@ from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
+from gfdit.omni.compiled_blocks import num_compilations, num_graph_breaks
 from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import warm_up
@@ -212,6 +213,10 @@ class OmniExecutor:
     def gfdit_memory(self) -> dict[str, int]:
         """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
+
+    def gfdit_compilations(self) -> dict[str, int]:
+        """Graphs that torch has compiled in this process, and how often it had to end one before a block's end."""
+        return {"graphs": num_compilations(), "graph_breaks": num_graph_breaks()}
 
     def gfdit_warm_up(self, request: OmniDiffusionRequest, sequence_parallel: bool) -> dict[str, float]:
         """Run a small request at every degree, together with the other ranks; seconds by specification."""

@@ -12,6 +12,7 @@ from gfdit.adapters.base import Artifact, TaskCall
 from gfdit.core.layouts import SINGLE, ExecutionLayout
 from gfdit.core.tasks import Task, TaskKind, with_candidates
 from gfdit.core.tiling import decode_candidates
+from gfdit.omni.rehearsal import rehearse
 
 if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
@@ -24,6 +25,8 @@ def warm_up(
 
     A rank can do it ``by_itself``, but for what takes several ranks.
     """
+    if executor.runner.num_compiled_blocks:
+        rehearse(executor, request, sequence_parallel or by_itself)
     trajectory = executor.adapter.convert(request, None if sequence_parallel else 1)
     num_ranks = executor.comm.world_size
     decode = decode_candidates(executor.runner.tiling, trajectory.shape, num_ranks)
