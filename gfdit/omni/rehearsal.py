@@ -42,12 +42,8 @@ def rehearse(executor: OmniExecutor, request: OmniDiffusionRequest, sequence_par
             _rehearse(executor, variant, sequence_parallel)
         except OmniClientError as error:  # not every model takes every variant
             logger.info("not compiled ahead for a variant of the warm-up's request: %s", error)
-    logger.info(
-        "rank %d compiled %d graphs in %.1f s",
-        executor.rank,
-        num_compilations() - before,
-        time.monotonic() - start_s,
-    )
+    num_graphs, seconds = num_compilations() - before, time.monotonic() - start_s
+    logger.info("rank %d compiled %d graphs in %.1f s", executor.rank, num_graphs, seconds)
 
 
 def _rehearse(executor: OmniExecutor, request: OmniDiffusionRequest, sequence_parallel: bool) -> None:

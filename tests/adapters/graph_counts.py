@@ -24,7 +24,7 @@ def compile_blocks(executor: Any, backend: str) -> int:
     return runner.num_compiled_blocks
 
 
-def warm_up_by_itself(executor: Any, payload: bytes) -> None:
+def rehearse_alone(executor: Any, payload: bytes) -> None:
     """As a process does that replaces another."""
     import pickle
 
@@ -38,7 +38,7 @@ def count(executor: Any) -> tuple[int, int]:
     return tuple(executor.gfdit_compilations().values())
 
 
-def count_collectives_as_python(executor: Any) -> None:
+def call_python_collectives(executor: Any) -> None:
     """Blocks call functions again that a compiler cannot look into."""
     import torch
 
