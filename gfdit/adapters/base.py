@@ -10,7 +10,7 @@ stopped.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.sequence_plan import SequencePlan
@@ -60,7 +60,7 @@ class ModelAdapter(Protocol):
 
     masks_sp_padding: bool
     #: Whether steps of several requests may share a forward pass.
-    batches: bool
+    batches: ClassVar[bool]
 
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: SequencePlan | None

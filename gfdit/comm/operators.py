@@ -10,8 +10,8 @@ therefore says that it changes its first argument, the tensor :func:`order` give
 for the compiler each collective depends on the one before, so none is moved past another, merged with one that
 looks alike, or removed because nothing uses its result.
 
-They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call, so that there is
-one way and not two: models that are not compiled call them, too.
+They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call. So there is one
+way and not two: models that are not compiled call them, too.
 
 Shape letters: B batch, L own image tokens, S image tokens of all members, T replicated (text) tokens, H heads, h
 own heads, D head size.
@@ -186,7 +186,7 @@ def _attend_in_ring(
     degree: int,
 ) -> torch.Tensor:
     comm, group = _looked_up("sp", degree)
-    text = Block(*replicated, replicated_mask) if replicated else None
+    text = Block(replicated[0], replicated[1], replicated_mask) if replicated else None
     attended = ring_attention(comm, group, query, key, value, scale=scale, key_mask=key_mask, replicated=text)
     return attended.contiguous()
 

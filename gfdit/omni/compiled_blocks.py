@@ -3,8 +3,8 @@
 Unless ``enforce_eager`` says otherwise, vLLM-Omni gives every repeated block of a transformer a compiled
 ``forward``, for tensors of any size. A graph is guarded by all that it depended on. Which ranks a task runs on is
 not among that (:mod:`gfdit.comm.operators`), but tensors say it all the same: a rank's part of a sequence is a
-view into the whole, whose strides and beginning tell how long that is and which part it is.
-So blocks get contiguous tensors.
+view into the whole, whose strides and beginning tell how long that is and which part it is. So blocks get
+contiguous tensors.
 """
 
 from __future__ import annotations
@@ -20,24 +20,36 @@ from torch._dynamo.utils import counters
 # Graphs that are kept of one kind of block, before torch gives up compiling it: degrees times classes of shapes.
 MAX_GRAPHS_PER_BLOCK = 64
 
+# Where vLLM-Omni's hooks keep what they are around.
+_HOOKED_FORWARD = "_omni_original_forward"
+
 
 def prepare_compiled_blocks(model: torch.nn.Module) -> int:
     """Give the compiled blocks in ``model`` plain tensors; returns how many there are.
 
-    Call it before hooks are installed around them that split tensors.
+    What vLLM-Omni's hooks do around a block, splitting tensors for example, has been done by then.
     """
-    blocks = [module for module in model.modules() if _is_compiled(module.__dict__.get("forward"))]
-    for block in blocks:
-        block.forward = _with_plain_tensors(block.forward)
-    if blocks:
+    num_blocks = 0
+    for module in model.modules():
+        for name in ("forward", _HOOKED_FORWARD):
+            compiled = module.__dict__.get(name)
+            if compiled is not None and _is_compiled(compiled):
+                setattr(module, name, _with_plain_tensors(compiled))
+                num_blocks += 1
+    if num_blocks:
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS_PER_BLOCK)
-    return len(blocks)
+    return num_blocks
 
 
 def num_compilations() -> int:
     """Graphs that this process has compiled so far."""
     return counters["stats"]["unique_graphs"]
+
+
+def num_graph_breaks() -> int:
+    """How often a graph ended before its block did, since this process began."""
+    return sum(counters["graph_break"].values())
 
 
 @contextlib.contextmanager
@@ -62,8 +74,7 @@ def _with_plain_tensors(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def plain(value: Any) -> Any:
     """``value``, its tensors contiguous and at the beginning of their memory; also in tuples and lists.
 
-    The strides of a dimension with a single element mean nothing and may be anything; graphs are guarded by them,
-    too.
+    Strides of dimensions with a single element mean nothing and may be anything; graphs are guarded by them, too.
     """
     if isinstance(value, torch.Tensor):
         if value.storage_offset() == 0 and value.stride() == _strides(value.shape):

@@ -1,5 +1,7 @@
 """vLLM-Omni's view of a machine without an accelerator."""
 
+import shutil
+
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 from gfdit.omni.cpu_device import CpuDevicePlatform
@@ -12,7 +14,8 @@ class GfditCpuPlatform(CpuDevicePlatform, OmniPlatform):
 
     @classmethod
     def supports_torch_inductor(cls) -> bool:
-        return True
+        """It writes C++."""
+        return shutil.which("g++") is not None
 
     @classmethod
     def supports_cpu_offload(cls) -> bool:

@@ -30,6 +30,7 @@ from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, Task, TaskKind, artifact_kind
 from gfdit.migration.parts import ArtifactParts
 from gfdit.omni.artifact_store import ArtifactStore
+from gfdit.omni.compiled_blocks import num_compilations, num_graph_breaks
 from gfdit.omni.device_meter import DeviceMeter, reclaim_memory
 from gfdit.omni.runner import ElasticModelRunner
 from gfdit.omni.task_scope import TaskScope
@@ -239,6 +240,10 @@ class OmniExecutor:
     def gfdit_memory(self) -> dict[str, int]:
         """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
+
+    def gfdit_compilations(self) -> dict[str, int]:
+        """Graphs that torch has compiled in this process, and how often it had to end one before a block's end."""
+        return {"graphs": num_compilations(), "graph_breaks": num_graph_breaks()}
 
     def gfdit_begin_warm_up(self, what: WarmUp) -> list[Item]:
         """What there is to run, the most used first; all ranks run each of it at the same time."""

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.distributed import parallel_state
 from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
@@ -18,12 +19,14 @@ from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunn
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tiling import Tiling
-from gfdit.omni.compiled_blocks import prepare_compiled_blocks
+from gfdit.omni.compiled_blocks import compilations, prepare_compiled_blocks
 from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
+
+logger = init_logger(__name__)
 
 
 class ElasticModelRunner(DiffusionModelRunner):
@@ -103,8 +106,11 @@ class ElasticModelRunner(DiffusionModelRunner):
             set_forward_context(
                 vllm_config=self.vllm_config, omni_diffusion_config=self.od_config, attn_metadata={}
             ),
+            compilations() as compiled,
         ):
             yield
+            if num_graphs := compiled():
+                logger.info("compiled %d graphs during a task on %s", num_graphs, layout)
 
     def _plans(self) -> list[tuple[torch.nn.Module, Mapping[str, Any]]]:
         names = getattr(self.pipeline, "_dit_modules", None) or ("transformer", "transformer_2")

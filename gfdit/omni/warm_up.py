@@ -27,6 +27,7 @@ from gfdit.core.tiling import decode_candidates
 from gfdit.migration.codec import ArtifactCodec
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.transfer import migrate
+from gfdit.omni.rehearsal import rehearse
 
 if TYPE_CHECKING:
     from gfdit.omni.executor import OmniExecutor
@@ -97,6 +98,8 @@ class WarmUpRun:
     # What there is to run
 
     def _plan(self) -> Iterator[tuple[Item, Callable[[], None]]]:
+        if self.executor.runner.num_compiled_blocks:
+            yield Item("compilation"), self._compile
         graphs: list[TaskGraph] = []
         guided = set()
         for request in self.what.requests:
@@ -104,9 +107,9 @@ class WarmUpRun:
             if trajectory.cfg in guided:  # what is asked for makes no difference to this model
                 break
             guided.add(trajectory.cfg)
-            decode = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
+            decode_specs = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
             wide = with_min_sp(trajectory.graph, self.what.min_sp)
-            graphs.append(with_candidates(wide, TaskKind.DECODE, decode))
+            graphs.append(with_candidates(wide, TaskKind.DECODE, decode_specs))
             self._shapes.append((trajectory.shape, trajectory.cfg))
             self._artifacts.append({})
         names = ["", " guided"][: len(graphs)]
@@ -155,6 +158,11 @@ class WarmUpRun:
     @property
     def _num_ranks(self) -> int:
         return self.executor.comm.world_size
+
+    def _compile(self) -> None:
+        """Each rank by itself, for all degrees: what it runs with others then compiles nothing."""
+        for request in self.what.requests:
+            rehearse(self.executor, request, self.what.sequence_parallel or self.alone)
 
     def _run_narrow(self, index: int, tasks: list[Task]) -> None:
         """All of a kind, one after the other, on as few ranks as can be."""

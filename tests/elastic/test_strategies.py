@@ -224,7 +224,8 @@ def under_a_plan(comm: GroupFreeComm, mask: torch.Tensor | None, side: str) -> s
     with set_forward_context(omni_diffusion_config=Sharded()):
         get_forward_context().sp_shard_metadata[SHARD_GROUP] = 4
         try:
-            JointAttention(scope, GroupFreeUlysses(scope)).pre_attention(*[torch.zeros(1, 4, 3, 8)] * 3, metadata)
+            tensor = torch.zeros(1, 4, 3, 8)
+            JointAttention(scope, GroupFreeUlysses(scope)).pre_attention(tensor, tensor, tensor, metadata)
         except ValueError as error:
             return str(error)
     return ""
@@ -265,10 +266,10 @@ def four_dimensional_mask(comm: GroupFreeComm) -> str:
     from gfdit.omni.ring import GroupFreeRing
     from gfdit.omni.task_scope import TaskScope
 
-    tensors = [torch.zeros(1, 4, 3, 8) for _ in range(3)]
+    tensor = torch.zeros(1, 4, 3, 8)
     metadata = AttentionMetadata(attn_mask=torch.ones(1, 1, 4, 4, dtype=torch.bool))
     try:
-        GroupFreeRing(TaskScope.alone(comm.rank, comm)).pre_attention(*tensors, metadata)
+        GroupFreeRing(TaskScope.alone(comm.rank, comm)).pre_attention(tensor, tensor, tensor, metadata)
     except ValueError as error:
         return str(error)
     return ""

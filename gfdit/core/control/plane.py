@@ -441,7 +441,7 @@ class ControlPlane:
                 continue  # nothing can go on without them
             if self._wakes or self._quarantine.suspected:
                 return
-            # No event would ever come, but of a rank that joins. A policy need not begin what it cannot go on with.
+            # No event would ever come, but of a rank that joins. A policy need not begin what it cannot finish.
             if runnable := state.runnable():
                 if any([state.can_denoise(task) for task in runnable]):
                     self._complain(
