@@ -27,6 +27,7 @@ _LATENT_CHANNELS = 16
 class LongCatImageAdapter(DenoiseLoopAdapter):
     """Adapter for ``LongCatImagePipeline``."""
 
+    captures_steps = True
     pipeline_class = "LongCatImagePipeline"
     step_extra = frozenset({"image_ids"})
     batches = True

@@ -18,6 +18,7 @@ from gfdit.adapters.sampling import check_max_sequence_length, image_size
 class PooledTextAdapter(DenoiseLoopAdapter):
     """A family embeds one text in :meth:`embed`; both branches of guidance are put together here."""
 
+    captures_steps = True
     batches = True
     max_text_tokens: ClassVar[int]
 

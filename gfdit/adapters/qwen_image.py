@@ -33,6 +33,7 @@ _PREPARED_FIELDS = (
 class QwenImageAdapter(StepExecutionAdapter):
     """Adapter for ``QwenImagePipeline``."""
 
+    captures_steps = True
     separate_prepare = True
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:

@@ -59,6 +59,8 @@ class StepExecutionAdapter:
     #: The pipeline's own default.
     default_num_steps: ClassVar[int] = 50
     sequence_plan: SequencePlan | None = None
+    #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.
+    captures_steps: ClassVar[bool] = False
     ring = False
     limits: Limits | None = None
 

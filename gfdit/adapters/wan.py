@@ -42,6 +42,7 @@ _DEFAULT_MAX_SEQUENCE_LENGTH = 512  # tokens of a prompt
 class WanAdapter(DenoiseLoopAdapter):
     """Adapter for ``Wan22Pipeline``."""
 
+    captures_steps = True
     pipeline_class = "Wan22Pipeline"
     # Timesteps on the host, as shares of the training steps, and the step at which the second expert takes over.
     step_extra = frozenset({"noise_levels", "boundary_step"})

@@ -40,6 +40,7 @@ _DEFAULT_TEXT_TOKENS = 512
 class ZImageAdapter(DenoiseLoopAdapter):
     """Adapter for ``ZImagePipeline``."""
 
+    captures_steps = True
     pipeline_class = "ZImagePipeline"
     batches = True
     # vLLM-Omni's own plan, but that every split pads: it takes only lengths that divide by the degree.

@@ -430,14 +430,15 @@ class GroupFreeComm:
         """Prepare all that operations may need, so that none of them compiles anything. Communicates nothing."""
         self._transport.warm_up()
 
-    def abort(self, ranks: Iterable[int]) -> None:
+    def abort(self, ranks: Iterable[int], newest: int | None = None) -> None:
         """Make every wait on the edges shared with ``ranks``, here and there, raise CommAborted promptly.
 
-        Of this lane only. Callable from any thread; holds until ``reset``. Edges to other ranks go on.
+        Of this lane only. Callable from any thread; holds until ``reset``. Edges to other ranks go on, and so do
+        those that were reset to a generation above ``newest`` meanwhile.
         """
         peers = self._checked_peers(ranks)
         for lane in self._lanes():
-            lane._transport.abort(peers)
+            lane._transport.abort(peers, newest)
 
     def reset(self, peers: Iterable[int], generation: int | None = None) -> None:
         """Start this lane's edges shared with ``peers`` afresh, after a failed or aborted operation.

@@ -112,8 +112,11 @@ class Transport(Protocol):
     def warm_up(self) -> None:
         """Prepare all that operations may need, so that none of them has to. Communicates nothing."""
 
-    def abort(self, ranks: Iterable[int]) -> None:
-        """Make waits on the edges shared with ``ranks``, at both ends, raise CommAborted until a reset."""
+    def abort(self, ranks: Iterable[int], newest: int | None = None) -> None:
+        """Make waits on the edges shared with ``ranks``, at both ends, raise CommAborted until a reset.
+
+        Edges of a generation above ``newest`` are left alone.
+        """
 
     def reset(self, ranks: Iterable[int], generation: int | None = None) -> None:
         """Start the edges shared with ``ranks`` afresh on this side."""

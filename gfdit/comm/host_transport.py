@@ -159,11 +159,14 @@ class HostTransport:
     def warm_up(self) -> None:
         """There is nothing to prepare."""
 
-    def abort(self, ranks: Iterable[int]) -> None:
+    def abort(self, ranks: Iterable[int], newest: int | None = None) -> None:
         for rank in ranks:
             port = self._ports[rank]
+            mark = port.abort_mark  # read once: a reset meanwhile outdates it
+            if newest is not None and mark >> 1 > newest:
+                continue
             for line in (port.outbound_line, port.inbound_line):
-                self._words[line + ABORT_WORD] = port.abort_mark
+                self._words[line + ABORT_WORD] = mark
                 for word in (CREDIT_WORD, *TOKEN_WORDS):
                     self._waiter.wake(self._address + WORD_BYTES * (line + word))
 

@@ -209,10 +209,12 @@ class KernelTransport:
     def num_failures(self) -> int:
         return self._failures.num_taken
 
-    def abort(self, ranks: Iterable[int]) -> None:
+    def abort(self, ranks: Iterable[int], newest: int | None = None) -> None:
         with self._aside():
             for rank in ranks:
                 mark = self._agreements[rank].generation << 1 | 1
+                if newest is not None and mark >> 1 > newest:
+                    continue
                 for owner, peer in ((self._rank, rank), (rank, self._rank)):
                     self._line(owner, peer)[ABORT_WORD] = mark
 

@@ -23,7 +23,7 @@ from gfdit.kernels.copy import copy_bytes
 
 # Of addresses and offsets, in bytes.
 TILE_ALIGNMENT = 16
-_ROW_WORDS = tl.constexpr(256)  # 32-bit words; the largest box
+_TILE_WORDS = tl.constexpr(256)  # 32-bit words; the largest box
 _ROW_BYTES = tl.constexpr(1024)
 # Global memory of a launch: 128 bytes for each descriptor that the code makes, in each of MAX_PROGRAMS programs.
 WORKSPACE_BYTES = MAX_PROGRAMS * 8 * 128
@@ -45,7 +45,9 @@ def copy_tiles(target, source, num_bytes, BLOCK: tl.constexpr):
 @triton.jit
 def _matrix(address, rows, BLOCK: tl.constexpr):
     words = address.to(tl.pointer_type(tl.int32))
-    return tl.make_tensor_descriptor(words, [rows, _ROW_WORDS], [_ROW_WORDS, 1], [BLOCK // _ROW_BYTES, _ROW_WORDS])
+    return tl.make_tensor_descriptor(
+        words, [rows, _TILE_WORDS], [_TILE_WORDS, 1], [BLOCK // _ROW_BYTES, _TILE_WORDS]
+    )
 
 
 @triton.jit

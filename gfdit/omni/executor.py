@@ -33,6 +33,7 @@ from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.compiled_blocks import num_compilations, num_graph_breaks
 from gfdit.omni.device_meter import DeviceMeter, reclaim_memory
 from gfdit.omni.runner import ElasticModelRunner
+from gfdit.omni.step_graphs import StepGraphs
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import Item, WarmUp, WarmUpRun
 from gfdit.runtime.executor import Results, TaskError
@@ -50,6 +51,7 @@ class WorkerPayload:
     adapter: str | None
     ring: bool = False
     warm_up: WarmUp | None = None
+    graph_bytes: int = 0
 
 
 class OmniExecutor:
@@ -80,6 +82,10 @@ class OmniExecutor:
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
+        if payload.graph_bytes and adapter.captures_steps:
+            if self.device.type != "cuda":
+                raise ValueError("gfdit setting 'graph_bytes' needs a GPU: on a CPU there are no graphs")
+            runner.capture_steps(StepGraphs(payload.graph_bytes))
         # A GPU has an allocator of its own.
         self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
         self.meter = DeviceMeter(self.device) if self.device.type == "cuda" else None

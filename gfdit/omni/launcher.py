@@ -62,6 +62,7 @@ class ElasticExecutor(DiffusionExecutor):
             self._threads_per_rank(),
             self.settings.adapter,
             self.settings.ring,
+            graph_bytes=self.settings.graph_bytes,
         )
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))

@@ -23,6 +23,7 @@ from gfdit.omni.compiled_blocks import compilations, prepare_compiled_blocks
 from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
+from gfdit.omni.step_graphs import StepGraphs
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
 
@@ -77,6 +78,12 @@ class ElasticModelRunner(DiffusionModelRunner):
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
         self.tiling = share_tiles(self.pipeline, scope)
 
+    def capture_steps(self, graphs: StepGraphs) -> None:
+        """Replay passes of the transformers from graphs; ``make_elastic`` comes first."""
+        scope = self.scope
+        for transformer in self._transformers():
+            graphs.wrap(transformer, lambda: (scope.sp.ranks, scope.cfg.ranks))
+
     def restore_groups(self) -> None:
         """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""
         parallel_state._SP, parallel_state._CFG = self._original_groups
@@ -113,6 +120,14 @@ class ElasticModelRunner(DiffusionModelRunner):
                 logger.info("compiled %d graphs during a task on %s", num_graphs, layout)
 
     def _plans(self) -> list[tuple[torch.nn.Module, Mapping[str, Any]]]:
+        found = []
+        for transformer in self._transformers():
+            own = self._sequence_plan
+            if plan := get_sp_plan_from_model(transformer) if own is None else own.splits:
+                found.append((transformer, plan))
+        return found
+
+    def _transformers(self) -> list[torch.nn.Module]:
         names = getattr(self.pipeline, "_dit_modules", None) or ("transformer", "transformer_2")
         found = []
         for name in names:
@@ -120,9 +135,6 @@ class ElasticModelRunner(DiffusionModelRunner):
                 transformer = attrgetter(name)(self.pipeline)
             except AttributeError:
                 continue
-            if transformer is None:
-                continue
-            own = self._sequence_plan
-            if plan := get_sp_plan_from_model(transformer) if own is None else own.splits:
-                found.append((transformer, plan))
+            if transformer is not None:
+                found.append(transformer)
         return found

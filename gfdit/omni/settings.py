@@ -49,7 +49,8 @@ class Settings:
     what the artifacts of a rank may take: requests wait until there is room. ``device_memory_bytes`` is what the
     tasks of a rank may take of its device, weights included, where that is not what the device has: layouts that
     take more are not offered. ``min_sp`` is the least sequence-parallel degree of a step; a request may ask for a
-    larger one.
+    larger one. With ``graph_bytes`` steps of families that allow it are captured as CUDA graphs, by shape and
+    layout, which may hold as much of each rank's device.
 
     A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
     and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
@@ -90,6 +91,7 @@ class Settings:
     max_artifact_bytes: Count | None = None
     device_memory_bytes: Count | None = None
     min_sp: Count = 1
+    graph_bytes: CountOrZero = 0
     max_retries: CountOrZero = 3
     checkpoint_every_steps: CountOrZero = 0
     max_restarts: CountOrZero = 3

@@ -304,7 +304,8 @@ class ControlProcess:
         self._owing.pop(rank, None)
         self._supervisor.remove(rank)
         self._limits.forget(rank)
-        self._port.send("watch", tuple(self._supervisor.workers), msg.PeerLost(rank))
+        for peer in self._supervisor.workers:
+            self._port.send("watch", (peer,), msg.PeerLost(rank, self.plane.generations(peer, rank)))
         for call in self._calls.lose(rank):
             self._port.tell(call)
         for dispatch_id in list(self._to_come):

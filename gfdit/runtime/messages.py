@@ -18,6 +18,7 @@ from gfdit.core.commands import (
     CompleteRequest,
     FailRequest,
     FreeArtifacts,
+    Lane,
     Migrate,
     ProbeRank,
     RejectRequest,
@@ -140,9 +141,13 @@ class Stop(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """Leave every collective with ``rank``."""
+    """Leave every collective with ``rank``, of edges up to these generations, by lane.
+
+    Another process may have taken its place, and the edges with it may have been reset, before this is read.
+    """
 
     rank: int
+    generations: dict[Lane, int]
 
 
 ComputeMessage = Payloads | RunTask | ResetEdges | ProbeRank | Call | Reconnect | Stop

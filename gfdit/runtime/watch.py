@@ -44,8 +44,11 @@ class Watch:
 
     def handle(self, message: msg.WatchMessage) -> None:
         match message:
-            case msg.PeerLost(rank):
-                self._abort((rank,))
+            case msg.PeerLost(rank, generations):
+                for comm in self._comms:
+                    for name, newest in generations.items():
+                        if name == comm.lane_name:
+                            comm.abort((rank,), newest)
             case msg.Reconnect(first_id):
                 for lane in self._lanes:
                     lane.first_id = first_id

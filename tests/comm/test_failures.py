@@ -291,3 +291,22 @@ def test_a_killed_rank_is_a_timeout_for_its_peers_only_and_can_be_replaced(tmp_p
         assert {error.edge for error in errors} & {(3, 0), (3, 2)}
         assert world.result(1) == world.result(4) > 10
         assert world.result(3) == "rejoined"
+
+
+def aborted_late(comm: GroupFreeComm) -> list[str]:
+    """What says that a rank was lost may be read when the edge was reset for the one in its place."""
+    group, outcomes = comm.group((0, 1)), []
+    comm.reset((0, 1), generation=3)
+    comm.barrier(group)
+    for newest in (2, 3):
+        comm.abort((0, 1), newest)
+        try:
+            comm.barrier(group)
+            outcomes.append("met")
+        except CommError as error:
+            outcomes.append(type(error).__name__)
+    return outcomes
+
+
+def test_an_abort_of_earlier_generations_leaves_the_present_one_alone() -> None:
+    assert run_ranks(aborted_late, 2) == [["met", "CommAborted"]] * 2

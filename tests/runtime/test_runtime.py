@@ -181,7 +181,7 @@ def test_a_failed_task_fails_its_request(runtime: Runtime, payload: str, status_
     ended = runtime.until_ended("bad", "good")
     assert (ended["bad"].outcome, ended["bad"].status_code) == ("failed", status_code)
     assert error in ended["bad"].error
-    assert ended["good"].outcome == "completed"
+    assert ended["good"].outcome == "completed", ended["good"].error
 
 
 def test_a_request_whose_artifact_cannot_be_sent_goes_on_where_it_is(runtime: Runtime) -> None:
@@ -246,7 +246,7 @@ def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_pa
     assert re.search(
         r"rank \d was lost: its worker ended with exit code 7 \(after 2 retries", ended["poison"].error
     )
-    assert ended["good"].outcome == "completed"
+    assert ended["good"].outcome == "completed", ended["good"].error
     assert_nothing_held(runtime)
     runtime.close()
     assert replay(recording).difference is None

@@ -92,7 +92,7 @@ class SimulatedComm:
         self.rank = worker.rank
         self.world_size = worker.world.num_ranks
         self._worker = worker
-        self._lane = lane
+        self._lane = self.lane_name = lane
         self._timeout_s = timeout_s
         self._heap = worker.world.heap
         generation = None if worker.incarnation else 0
@@ -136,12 +136,14 @@ class SimulatedComm:
 
     synchronize = check
 
-    def abort(self, ranks: Iterable[int]) -> None:
+    def abort(self, ranks: Iterable[int], newest: int | None = None) -> None:
         if not self._worker.alive:
             return
         by = self._worker.current_operation(self._lane)
         for peer in sorted(set(ranks) - {self.rank}):
             end = self._ends[peer]
+            if newest is not None and end.generation is not None and end.generation > newest:
+                continue
             for edge in ((self.rank, peer), (peer, self.rank)):
                 if end.generation is not None:
                     self._heap.marks[(self._lane, *edge)] = Mark(end.generation, by)

@@ -10,6 +10,8 @@ from gfdit.core.commands import Lane, ResetEdges
 from gfdit.core.control.ranks import RankPool
 from gfdit.core.events import EdgesReset
 
+LANES: tuple[Lane, ...] = ("compute", "migration")
+
 
 @dataclass(slots=True)
 class _Reset:
@@ -40,6 +42,11 @@ class EdgeResets:
     def skip_to(self, generation: int) -> None:
         """The next reset of every edge is to a generation above this one."""
         self._first_generation = generation
+
+    def generations(self, one: int, other: int) -> dict[Lane, int]:
+        """The newest that the edge between these ranks was told to be in, by lane."""
+        pair = min(one, other), max(one, other)
+        return {lane: self._generations.get((lane, *pair), self._first_generation) for lane in LANES}
 
     def among(self, reset_id: int, lane: Lane, ranks: Iterable[int], *, hold: bool) -> ResetEdges:
         """All edges among ``ranks``."""

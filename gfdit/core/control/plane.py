@@ -35,7 +35,7 @@ from gfdit.core import events as ev
 from gfdit.core.control.artifact_budget import ArtifactBudget
 from gfdit.core.control.checkpoints import Checkpoints
 from gfdit.core.control.device_memory import DeviceMemory
-from gfdit.core.control.edges import EdgeResets
+from gfdit.core.control.edges import LANES, EdgeResets
 from gfdit.core.control.holders import Holders, has_succeeded
 from gfdit.core.control.integrity import check_state
 from gfdit.core.control.outlook import NextStep, Outlook
@@ -57,7 +57,6 @@ from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 from gfdit.core.tasks import TaskKind
 
-LANES: tuple[cmd.Lane, ...] = ("compute", "migration")
 LOST_PART = "a rank was lost with its part of what was made"
 
 SERVER_ERROR = 500
@@ -187,6 +186,10 @@ class ControlPlane:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
         state = self.state
         return not (state.requests or state.dispatches or self.migrations or self._resets.any_open)
+
+    def generations(self, one: int, other: int) -> dict[cmd.Lane, int]:
+        """Of the edge between two ranks, the newest it was told to be in, by lane."""
+        return self._resets.generations(one, other)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
