@@ -75,12 +75,13 @@ def test_a_part_that_hangs_is_ended_at_its_limit_and_says_where(tmp_path: Path) 
     assert not _is_alive(int(hard["notes"][0].split()[1]))  # nothing of its group is left
     assert "it was at tests/kernels/gpu_parts.py:" in checks(found["hangs"])["waits"]
     assert "in _wait" in checks(found["hangs"])["waits"]
+    assert "s that were left to the part; " in checks(found["hangs"])["waits"]
     assert found["works"]["state"] == "passed"
 
 
 def test_a_check_that_hangs_costs_its_own_limit_only(tmp_path: Path) -> None:
     told = checks(run(tmp_path, fake("hangs_in_one_check"))["hangs_in_one_check"])
-    assert told["waits"].startswith("no result after 0.5 s") and told["after"] == "passed"
+    assert told["waits"].startswith("no result in the 0.5 s; it was at ") and told["after"] == "passed"
 
 
 def test_without_process_groups_a_child_would_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
