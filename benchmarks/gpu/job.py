@@ -82,13 +82,15 @@ class Job:
         """
         if name in self._begun:
             return
-        limit_s = min(limit_s or self.left_s, self.left_s)
+        left_s = self.left_s
+        is_own = limit_s is not None and limit_s < left_s
+        limit_s = limit_s if limit_s is not None and is_own else left_s
         if limit_s <= 0:
             self._write({"left": name})
             return
         self._write({"begin": name})
         begin, passed, broken = time.monotonic(), True, ""
-        with self._watched(name, limit_s):
+        with self._watched(name, limit_s, "" if is_own else " that were left to the part"):
             try:
                 detail = call()
             except Exception as error:
@@ -105,13 +107,13 @@ class Job:
         self._done("the part itself", False, 0.0, told(error))
 
     @contextmanager
-    def _watched(self, name: str, limit_s: float) -> Iterator[None]:
+    def _watched(self, name: str, limit_s: float, which: str) -> Iterator[None]:
         thread = threading.get_ident()
 
         def give_up() -> None:
             place = _place_of(sys._current_frames().get(thread))
             faulthandler.dump_traceback(all_threads=True)
-            self._done(name, False, limit_s, f"no result after {limit_s:.1f} s; it was at {place}")
+            self._done(name, False, limit_s, f"no result in the {limit_s:.1f} s{which}; it was at {place}")
             self._exit()
 
         timer = threading.Timer(limit_s, give_up)

@@ -58,11 +58,15 @@ def hangs_in_one_check(job: Job) -> None:
 
 
 def hangs_hard(job: Job) -> None:
-    """In C, with the interpreter's lock held: nothing in the process can notice. It has a child, too."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    job.note(f"child {child.pid}")
+    """In C, with the interpreter's lock held: nothing in the process can notice."""
     job.check("before", lambda: "fine")
     job.check("stuck", lambda: str(ctypes.PyDLL(None).pause()))
+
+
+def leaves_a_child(job: Job) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    job.note(f"child {child.pid}")
+    job.check("one", lambda: "fine")
 
 
 def cut_off(job: Job) -> None:
