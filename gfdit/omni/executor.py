@@ -79,7 +79,7 @@ class OmniExecutor:
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
-        runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
+        runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)
         # A GPU has an allocator of its own.
         self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
         self.meter = DeviceMeter(self.device) if self.device.type == "cuda" else None
@@ -167,7 +167,7 @@ class OmniExecutor:
         self.comm.synchronize()
 
     def _parts(self, calls: list[TaskCall]) -> list[list[TaskCall]]:
-        if calls[0].task.kind is not TaskKind.DENOISE:
+        if calls[0].task.kind is not TaskKind.DENOISE or not self.runner.takes_masks:
             return [[call] for call in calls]
         return split_by_key(calls, [self.adapter.sampling_params(call) for call in calls])
 
