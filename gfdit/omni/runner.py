@@ -51,9 +51,9 @@ class ElasticModelRunner(DiffusionModelRunner):
     ) -> None:
         """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
 
-        The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
-        nothing. ``sequence_plan`` takes the place of the transformer's own plan. With ``ring`` any degree works; raises
-        ``ValueError`` naming an attention layer that cannot do it.
+        The hooks are installed once, and at degree 1 they do nothing. ``sequence_plan`` takes the place of the
+        transformer's own plan. With ``ring`` any degree works; raises ``ValueError`` naming an attention layer
+        that cannot do it.
         """
         self.scope = scope
         self.num_compiled_blocks = prepare_compiled_blocks(self.pipeline)

@@ -5,9 +5,9 @@ exchange; after it, the output changes back. Text that joins the image tokens in
 rank: its heads are sliced before and gathered after. Only
 data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
-Where a length does not divide by the degree, what evens out the shards comes to every rank with the rest: it is cut
-off before attention and put back after it. So attention sees the tokens that it would see on one rank, needs no mask,
-and takes the kernel that it takes at lengths that divide.
+Where a length does not divide by the degree, what evens out the shards comes to every rank with the rest: it is
+cut off before attention and put back after it. So attention sees the tokens it would see on one rank, needs no
+mask, and takes the kernel that it takes at lengths that divide.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
 P ranks.
@@ -29,7 +29,7 @@ from gfdit.omni.task_scope import TaskScope
 
 @dataclass(frozen=True, slots=True)
 class UlyssesContext(ParallelAttentionContext):
-    """What :meth:`GroupFreeUlysses.post_attention` needs: how many text tokens, on which side, what was cut off."""
+    """What :meth:`GroupFreeUlysses.post_attention` needs: the text's tokens and side, and how much was cut off."""
 
     num_text: int = 0
     text_first: bool = True
