@@ -106,6 +106,7 @@ def test_settings_that_cannot_be_elastic(make_config: Callable[..., Any], fields
     from gfdit.omni.compatibility import check_config
 
     check_config(make_config())
+    check_config(make_config(quantization_config="fp8"))
     with pytest.raises(ValueError, match=name):
         check_config(make_config(**fields))
 
