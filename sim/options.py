@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
 
 
@@ -14,7 +15,8 @@ class SimulationOptions:
 
     A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 the next one may have been queued
     behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping after every
-    event, not only at the end. Raises ``ValueError`` for numbers out of range and ranks that do not exist.
+    event, not only at the end. Without ``memory`` everything fits. Raises ``ValueError`` for numbers out of range
+    and ranks that do not exist.
     """
 
     num_ranks: int
@@ -25,6 +27,7 @@ class SimulationOptions:
     run_ahead: int = 0
     failures: tuple[RankFailure, ...] = ()
     slow_ranks: tuple[SlowRank, ...] = ()
+    memory: DeviceMemory | None = None
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

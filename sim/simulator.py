@@ -27,6 +27,7 @@ from gfdit.sim.trace import TraceRequest
 __all__ = ["SimulatedRequest", "SimulationOptions", "SimulationRun", "Simulator", "Status", "jitter_factor"]
 
 MAX_WAKE_UPS = 100_000  # in a row, with nothing else happening: the policy waits for nothing
+OUT_OF_MEMORY = "out of memory"
 LOST_RANK = 503  # the status of requests that a lost rank has ended, as in the server
 _NORMAL = NormalDist()
 
@@ -179,8 +180,13 @@ class Simulator:
         self._num_wake_ups = 0
         self._account(execution)
         command = execution.command
+        use, is_too_large = self._memory_use(command)
+        if is_too_large:
+            for rank in command.layout.ranks:
+                self._tell(ev.TaskFailed(command.dispatch_id, rank, OUT_OF_MEMORY, out_of_memory=True))
+            return
         for rank in command.layout.ranks:
-            self._tell(ev.TaskFinished(command.dispatch_id, rank, execution.seconds))
+            self._tell(ev.TaskFinished(command.dispatch_id, rank, execution.seconds, memory=use))
 
     def _finish_copy(self, copy: Copy) -> None:
         if self._devices.finish_copy(copy):
@@ -256,8 +262,18 @@ class Simulator:
         seconds = self._true_cost.task_s(view, command.layout, len(command.tasks))
         if self._options.jitter:
             seconds *= jitter_factor(self._options.jitter, f"{self._options.seed} {view.id}")
+        if self._memory_use(command)[1]:
+            seconds = 0.0  # it fails at once
         execution = self._devices.execute(command, seconds, self._now_s)
         self._at(execution.end_s, self._finish, execution)
+
+    def _memory_use(self, command: cmd.RunTask) -> tuple[ev.MemoryUse | None, bool]:
+        """What a dispatch takes of a device, and whether that is more than there is."""
+        if (memory := self._options.memory) is None:
+            return None, False
+        view = self._control.state.dispatches[command.dispatch_id].views[0]
+        use = memory.use(view, command.layout.parallel, len(command.tasks))
+        return use, memory.is_too_large(use)
 
     def _withdraw(self, command: cmd.WithdrawTask) -> None:
         if self._devices.withdraw(command.dispatch_id):

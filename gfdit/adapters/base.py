@@ -52,13 +52,8 @@ class TaskOutput:
 
 
 class ModelAdapter(Protocol):
-    """One instance per process; ``bind`` and what follows it are used in workers only.
+    """One instance per process; ``bind`` and what follows it are used in workers only."""
 
-    ``masks_sp_padding`` says whether the model itself masks the tokens that pad a sequence to a multiple of the
-    degree, under vLLM-Omni's setting ``mask_sp_padding``; where it does not, its attention layers do.
-    """
-
-    masks_sp_padding: bool
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool]
     #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.

@@ -52,8 +52,6 @@ class StepExecutionAdapter:
 
     #: Whether encoding and the making of initial latents are tasks of their own.
     separate_prepare = False
-    #: Whether the model itself masks the tokens that pad a sequence, if told to; else its attention layers do.
-    masks_sp_padding = True
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool] = True
     #: The pipeline's own default.

@@ -47,8 +47,6 @@ class WanAdapter(DenoiseLoopAdapter):
     # Timesteps on the host, as shares of the training steps, and the step at which the second expert takes over.
     step_extra = frozenset({"noise_levels", "boundary_step"})
     batches = True
-    # With `mask_sp_padding` the model takes its own shard's mask, and fails where there is no padding.
-    masks_sp_padding = False
     default_guidance_scale: ClassVar[float] = 4.0
     #: Which tasks read the encoded image.
     image_readers: ClassVar[frozenset[TaskKind]] = frozenset({TaskKind.DENOISE, TaskKind.DECODE})

@@ -15,6 +15,7 @@ from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe
@@ -65,6 +66,11 @@ def add_simulation_options(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@FACTOR[:FROM_S-TO_S]",
         help="slow one down; repeat",
     )
+    parser.add_argument(
+        "--memory",
+        metavar="GIB,WEIGHTS_GIB,MIB_PER_TOKEN",
+        help="of every rank; of it the model takes; and a step, for each nominal token of a rank",
+    )
     parser.add_argument("--check", action="store_true", help="check all bookkeeping after every event (slow)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
 
@@ -83,6 +89,7 @@ def simulation_options(args: argparse.Namespace) -> SimulationOptions:
         run_ahead=args.run_ahead,
         failures=tuple(map(RankFailure.parse, args.fail_rank)),
         slow_ranks=tuple(map(SlowRank.parse, args.slow_rank)),
+        memory=None if args.memory is None else DeviceMemory.parse(args.memory),
     )
     if args.bound:
         check_bounded(options)

@@ -71,7 +71,6 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self.settings = Settings.parse(od_config.additional_config)
         check_config(od_config)
         self.num_ranks = _resolve_ranks(od_config, self.settings)
-        od_config.parallel_config.mask_sp_padding = self.settings.mask_sp_padding
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         self.adapter.limits = self.settings.limits
         super()._init_process_hooks(od_config)

@@ -81,7 +81,7 @@ class OmniExecutor:
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
-        runner.make_elastic(scope, adapter.masks_sp_padding, adapter.sequence_plan, ring=adapter.ring)
+        runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)
         if payload.graph_bytes and adapter.captures_steps:
             if self.device.type != "cuda":
                 raise ValueError("gfdit setting 'graph_bytes' needs a GPU: on a CPU there are no graphs")
@@ -173,7 +173,7 @@ class OmniExecutor:
         self.comm.synchronize()
 
     def _parts(self, calls: list[TaskCall]) -> list[list[TaskCall]]:
-        if calls[0].task.kind is not TaskKind.DENOISE:
+        if calls[0].task.kind is not TaskKind.DENOISE or not self.runner.takes_masks:
             return [[call] for call in calls]
         return split_by_key(calls, [self.adapter.sampling_params(call) for call in calls])
 

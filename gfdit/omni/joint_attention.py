@@ -7,9 +7,7 @@ the two apart: in two-stream blocks, in single-stream blocks, and where image to
 of a model that is split there is no such number, and nothing to exchange.
 
 How they are exchanged is the business of another strategy, Ulysses or a ring, which gets image tokens with the
-text beside them. What padding has added to even out the shards comes last. Ulysses brings it to all ranks: it is
-cut off before attention and put back after it, so attention sees the tokens it would see on one rank. In a ring it
-stays in the blocks that go round, and is masked there.
+text beside them, and sees to what padding has added to even out the shards.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P, rounded up), T text tokens, H heads, D head
 size, P ranks.
@@ -17,7 +15,7 @@ size, P ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -39,12 +37,8 @@ _OTHER_FIELDS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JointContext(ParallelAttentionContext):
-    """What :meth:`JointAttention.post_attention` needs: the exchange's own context, and how much was cut off."""
-
-    exchange: ParallelAttentionContext
-    num_padding: int
+_OUTSIDE = "outside"
+"""Names the context of attention outside the part that is split."""
 
 
 class JointAttention:
@@ -73,31 +67,23 @@ class JointAttention:
         """
         num_image = get_forward_context().sp_shard_metadata.get(SHARD_GROUP)
         if num_image is None:
-            return query, key, value, attn_metadata, ParallelAttentionContext(self.name)
-        size = self._scope.sp_degree
-        num_own = -(-num_image // size)
-        num_padding = size * num_own - num_image
+            return query, key, value, attn_metadata, ParallelAttentionContext(_OUTSIDE)
         image = (query, key, value)
         if attn_metadata is None:
+            num_own = -(-num_image // self._scope.sp_degree)
             num_text = query.shape[1] - num_own
             attn_metadata = _text_in_front(query[:, :num_text], key[:, :num_text], value[:, :num_text])
             image = query[:, num_text:], key[:, num_text:], value[:, num_text:]
         else:
             _check_metadata(attn_metadata)
-        q, k, v, metadata, exchange = self._exchange.pre_attention(*image, attn_metadata)
-        if isinstance(metadata, RingMetadata):
-            metadata.image_mask = padding_mask(query, num_image, num_padding)
-            return q, k, v, metadata, JointContext(self.name, exchange, num_padding=0)
-        end = q.shape[1] - num_padding
-        return q[:, :end], k[:, :end], v[:, :end], None, JointContext(self.name, exchange, num_padding)
+        q, k, v, metadata, context = self._exchange.pre_attention(*image, attn_metadata)
+        return q, k, v, metadata if isinstance(metadata, RingMetadata) else None, context
 
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """(B, T + L, H, D), of what the exchange gave attention."""
-        if not isinstance(ctx, JointContext):
+        if ctx is None or ctx.name == _OUTSIDE:
             return attn_output
-        if ctx.num_padding:
-            attn_output = torch.nn.functional.pad(attn_output, (0, 0, 0, 0, 0, ctx.num_padding))
-        return self._exchange.post_attention(attn_output, ctx.exchange)
+        return self._exchange.post_attention(attn_output, ctx)
 
 
 def gather_tokens(module: torch.nn.Module, args: Any, output: Any) -> Any:
@@ -111,13 +97,6 @@ def gather_tokens(module: torch.nn.Module, args: Any, output: Any) -> Any:
     own, *others = output if isinstance(output, tuple) else (output,)
     whole = sp_gather(own, 1, validate=False)[:, :num_image]
     return (whole, *others) if isinstance(output, tuple) else whole
-
-
-def padding_mask(query: torch.Tensor, num_image: int, num_padding: int) -> torch.Tensor | None:
-    """(B, S + padding) bool, False for the padding; None if there is none. ``query`` says rows and device."""
-    if num_padding == 0:
-        return None
-    return (torch.arange(num_image + num_padding, device=query.device) < num_image).expand(query.shape[0], -1)
 
 
 def _text_in_front(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> AttentionMetadata | None:

@@ -20,7 +20,7 @@ from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 
 from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
-from gfdit.omni.ulysses import GroupFreeUlysses, is_text_first, text_tensors, with_padding_mask
+from gfdit.omni.ulysses import GroupFreeUlysses, is_text_first, padding_of, text_tensors
 
 # What a kernel may be told that a ring cannot heed.
 _UNSUPPORTED = ("full_attn_spans", "query_ranges", "packed_padding")
@@ -57,8 +57,11 @@ class GroupFreeRing:
 
         Raises ``ValueError`` for metadata that a ring cannot heed, before anything is sent.
         """
-        given = with_padding_mask(attn_metadata, query, self._scope) or AttentionMetadata()
+        given = attn_metadata or AttentionMetadata()
         _check_metadata(given)
+        image_mask = given.attn_mask
+        if image_mask is None:
+            image_mask = _padding_mask(query, self._scope.sp_degree)
         if given.joint_query is not None:
             parts = (given.joint_query, query) if is_text_first(given) else (query, given.joint_query)
             query = torch.cat(parts, dim=1)
@@ -69,7 +72,7 @@ class GroupFreeRing:
             joint_strategy=given.joint_strategy,
             extra=given.extra,
             video_layout=given.video_layout,
-            image_mask=given.attn_mask,
+            image_mask=image_mask,
             text_mask=given.joint_attn_mask,
         )
         return query, key, value, metadata, ParallelAttentionContext(self.name)
@@ -166,6 +169,18 @@ def allow_ring(layer: Attention, name: str, scope: TaskScope) -> None:
     layer.attention = RingOrKernel(scope, layer.attention, layer.softmax_scale)
     if layer.sdpa_fallback is not None:
         layer.sdpa_fallback = RingOrKernel(scope, layer.sdpa_fallback, layer.softmax_scale)
+
+
+def _padding_mask(query: torch.Tensor, size: int) -> torch.Tensor | None:
+    """(B, S) bool, False for padding, which stays in the blocks that go round; None if there is none.
+
+    ``query`` (B, L, H, D).
+    """
+    num_tokens = size * query.shape[1]
+    if (padding := padding_of(num_tokens, size)) == 0:
+        return None
+    real = torch.arange(num_tokens, device=query.device) < num_tokens - padding
+    return real.expand(query.shape[0], num_tokens)
 
 
 def _check_metadata(metadata: AttentionMetadata) -> None:

@@ -13,7 +13,6 @@ from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.distributed import parallel_state
 from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
 from vllm_omni.diffusion.forward_context import set_forward_context
-from vllm_omni.diffusion.hooks.sequence_parallel import apply_sequence_parallel
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 
 from gfdit.adapters.sequence_plan import SequencePlan
@@ -23,6 +22,7 @@ from gfdit.omni.compiled_blocks import compilations, prepare_compiled_blocks
 from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.parallel_decode import share_tiles
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
+from gfdit.omni.split_tokens import split_tokens
 from gfdit.omni.step_graphs import StepGraphs
 from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
 from gfdit.omni.ulysses import GroupFreeUlysses
@@ -36,6 +36,8 @@ class ElasticModelRunner(DiffusionModelRunner):
     scope: TaskScope
     #: Of the VAE, if decode tasks may share its tiles.
     tiling: Tiling | None
+    #: Whether the attention backend can leave keys out. Only batches of texts that differ in length need that.
+    takes_masks: bool
     #: Of the transformer, by torch; 0 if everything runs as it is written.
     num_compiled_blocks: int
     _original_groups: tuple[Any, Any]
@@ -44,36 +46,34 @@ class ElasticModelRunner(DiffusionModelRunner):
     def make_elastic(
         self,
         scope: TaskScope,
-        model_masks_padding: bool,
         sequence_plan: SequencePlan | None = None,
         *,
         ring: bool = False,
     ) -> None:
         """Give the loaded pipeline stand-in groups, sequence-parallel hooks and the group-free strategy.
 
-        The hooks are vLLM-Omni's, which it installs only for a static degree above 1; at degree 1 they do
-        nothing. Where padding is to be masked and the model cannot, the strategy does and the model is not told.
-        ``sequence_plan`` takes the place of the transformer's own plan. With ``ring`` any degree works; raises
-        ``ValueError`` naming an attention layer that cannot do it.
+        The hooks are installed once, and at degree 1 they do nothing. ``sequence_plan`` takes the place of the
+        transformer's own plan. With ``ring`` any degree works; raises ``ValueError`` naming an attention layer
+        that cannot do it.
         """
         self.scope = scope
         self.num_compiled_blocks = prepare_compiled_blocks(self.pipeline)
         self._sequence_plan = sequence_plan
         self._original_groups = parallel_state._SP, parallel_state._CFG
         parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
-        parallel_config = self.od_config.parallel_config
-        scope.mask_padding = parallel_config.mask_sp_padding and not model_masks_padding
-        parallel_config.mask_sp_padding &= model_masks_padding
+        self.od_config.parallel_config.mask_sp_padding = False  # there is none when attention begins
         ulysses = GroupFreeUlysses(scope)
         exchange = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
         strategy = exchange if sequence_plan is None else JointAttention(scope, exchange)
+        self.takes_masks = True
         for name, module in self.pipeline.named_modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = strategy
+                self.takes_masks &= _takes_masks(module)
                 if ring:
                     allow_ring(module, name, scope)
         for transformer, plan in self._plans():
-            apply_sequence_parallel(transformer, TaskDegrees(scope), plan)
+            split_tokens(transformer, TaskDegrees(scope), plan)
             if sequence_plan is not None:
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
         self.tiling = share_tiles(self.pipeline, scope)
@@ -138,3 +138,9 @@ class ElasticModelRunner(DiffusionModelRunner):
             if transformer is not None:
                 found.append(transformer)
         return found
+
+
+def _takes_masks(layer: Attention) -> bool:
+    """As vLLM-Omni asks it before every call."""
+    backend = layer.attn_backend
+    return backend is None or backend.supports_attention_mask(getattr(layer, "attn_spec", None))

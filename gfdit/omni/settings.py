@@ -35,10 +35,8 @@ class Settings:
 
     ``ring`` also offers sequence-parallel degrees that do not divide the model's attention heads.
 
-    ``mask_sp_padding`` keeps images independent of the layouts they were made under when a length does not
-    divide by the degree; without it vLLM-Omni attends to a few padding tokens. ``warmup_size`` is the side of
-    the image that every rank, degree and batch is warmed up with; 0 skips it. After ``warmup_limit_s`` nothing
-    further is: what is used least is left out, and named in the log.
+    ``warmup_size`` is the side of the image that every rank, degree and batch is warmed up with; 0 skips it.
+    After ``warmup_limit_s`` nothing further is: what is used least is left out, and named in the log.
 
     What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
     others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
@@ -76,7 +74,6 @@ class Settings:
     record: str | None = None
     comm_table: str | None = None
     ring: bool = False
-    mask_sp_padding: bool = True
     warmup_size: CountOrZero | None = None
     warmup_limit_s: SecondsOrZero | None = None
     max_steps: Count = 1000

@@ -23,8 +23,6 @@ from gfdit.core.layouts import ExecutionLayout
 class TaskScope:
     """What this rank is part of right now; one instance per worker process, read by the stand-ins.
 
-    ``mask_padding``: whether attention layers leave out the tokens that make a length divide by the degree.
-
     A compiled block is compiled again wherever what it has read is another. So inside of blocks only ``sp_degree``
     may be read of the groups, the number of ranks in ``sp``, and what differs among groups of one degree not at
     all: the operators of :mod:`gfdit.comm.operators` look it up. ``order`` is for them.
@@ -35,7 +33,6 @@ class TaskScope:
     sp: Group
     cfg: Group
     decode: Group
-    mask_padding: bool = False
     sp_degree: int = 1
     order: torch.Tensor = field(init=False)
 

@@ -5,29 +5,35 @@ exchange; after it, the output changes back. Text that joins the image tokens in
 rank: its heads are sliced before and gathered after. Only
 data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
+Where a length does not divide by the degree, what evens out the shards comes to every rank with the rest: it is
+cut off before attention and put back after it. So attention sees the tokens it would see on one rank, needs no
+mask, and takes the kernel that it takes at lengths that divide.
+
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
 P ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 
+from gfdit.adapters.sequence_plan import SHARD_GROUP
 from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
 
 
 @dataclass(frozen=True, slots=True)
 class UlyssesContext(ParallelAttentionContext):
-    """What :meth:`GroupFreeUlysses.post_attention` needs: how many text tokens, and on which side."""
+    """What :meth:`GroupFreeUlysses.post_attention` needs: the text's tokens and side, and how much was cut off."""
 
     num_text: int = 0
     text_first: bool = True
+    padding: int = 0
 
 
 class GroupFreeUlysses:
@@ -47,12 +53,11 @@ class GroupFreeUlysses:
         value: torch.Tensor,
         attn_metadata: AttentionMetadata | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata | None, ParallelAttentionContext]:
-        """Q, K, V: (B, L, H, D) to (B, T + S, H / P, D), K and V heads may be fewer (grouped).
+        """Q, K, V: (B, L, H, D) to (B, T + S, H / P, D), without padding; K and V heads may be fewer (grouped).
 
         Raises ``ValueError`` if a head count does not divide by the degree, before anything is sent.
         """
         size = self._scope.sp_degree
-        attn_metadata = with_padding_mask(attn_metadata, query, self._scope)
         text = text_tensors(attn_metadata)
         _check_heads((query, key, value, *text), size)
         num_text, text_first = 0, True
@@ -62,12 +67,17 @@ class GroupFreeUlysses:
                 raise ValueError("joint_query, joint_key and joint_value go together")
             num_text, text_first = text[0].shape[1], is_text_first(attn_metadata)
         q, k, v = operators.scatter_heads(self._scope.order, query, key, value, list(text), text_first, size)
-        return q, k, v, _with_key_mask(attn_metadata, k), UlyssesContext(self.name, num_text, text_first)
+        if padding := padding_of(size * query.shape[1], size):
+            q, k, v = (_without(padding, joint, num_text, text_first) for joint in (q, k, v))
+        context = UlyssesContext(self.name, num_text, text_first, padding)
+        return q, k, v, _with_key_mask(attn_metadata, k), context
 
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """Output (B, T + S, H / P, D) back to (B, T + L, H, D)."""
         assert isinstance(ctx, UlyssesContext)
         size = self._scope.sp_degree
+        if ctx.padding:
+            attn_output = _with(ctx.padding, attn_output, ctx.num_text, ctx.text_first)
         return operators.gather_heads(self._scope.order, attn_output, ctx.num_text, ctx.text_first, size)
 
 
@@ -85,25 +95,35 @@ def is_text_first(attn_metadata: AttentionMetadata) -> bool:
     return side == "front"
 
 
-def with_padding_mask(
-    attn_metadata: AttentionMetadata | None, query: torch.Tensor, scope: TaskScope
-) -> AttentionMetadata | None:
-    """``attn_metadata`` with a mask of the keys of all ranks, (B, S), that leaves out padding.
+def padding_of(num_tokens: int, size: int) -> int:
+    """How many of ``num_tokens``, which ``size`` ranks have together, only make their length divide by ``size``.
 
-    Only where vLLM-Omni has padded the sequence that ``query`` (B, L, H, D) is a part of, and the model gives no
-    mask of that length itself: some give none, or one of their own part.
+    They come last. 0 for tokens that are no split sequence of the model's.
     """
-    if not (scope.mask_padding and is_forward_context_available()):
-        return attn_metadata
-    context, num_tokens = get_forward_context(), scope.sp_degree * query.shape[1]
-    num_padding, num_real = context.sp_padding_size, context.sp_original_seq_len
-    if num_real is None or num_padding <= 0 or num_real + num_padding != num_tokens:
-        return attn_metadata
-    given = attn_metadata.attn_mask if attn_metadata is not None else None
-    if given is not None and (given.ndim != 2 or given.shape[1] == num_tokens):
-        return attn_metadata
-    mask = torch.arange(num_tokens, device=query.device) < num_real
-    return replace(attn_metadata or AttentionMetadata(), attn_mask=mask.expand(query.shape[0], num_tokens))
+    if not is_forward_context_available():
+        return 0
+    context = get_forward_context()
+    for num_real in (context.sp_shard_metadata.get(SHARD_GROUP), context.sp_original_seq_len):
+        if num_real is not None and 0 < num_tokens - num_real < size:
+            return num_tokens - num_real
+    return 0
+
+
+def _without(padding: int, joint: torch.Tensor, num_text: int, text_first: bool) -> torch.Tensor:
+    """(B, T + S + padding, H, D) without the padding, which follows the image."""
+    if text_first or num_text == 0:
+        return joint[:, : joint.shape[1] - padding]
+    end = joint.shape[1] - num_text
+    return torch.cat((joint[:, : end - padding], joint[:, end:]), dim=1)
+
+
+def _with(padding: int, joint: torch.Tensor, num_text: int, text_first: bool) -> torch.Tensor:
+    """The inverse of :func:`_without`, with zeros."""
+    if text_first or num_text == 0:
+        return torch.nn.functional.pad(joint, (0, 0, 0, 0, 0, padding))
+    end = joint.shape[1] - num_text
+    zeros = joint.new_zeros((joint.shape[0], padding, *joint.shape[2:]))
+    return torch.cat((joint[:, :end], zeros, joint[:, end:]), dim=1)
 
 
 def _check_heads(tensors: tuple[torch.Tensor, ...], size: int) -> None:

@@ -33,11 +33,19 @@ def forget_a_block(executor: Any, on: bool) -> None:
 
 
 def count_padding_in_rings(executor: Any, on: bool) -> None:
-    """Under a plan of gfdit's, tokens that pad the shards are keys like any others."""
-    from gfdit.omni import joint_attention
+    """Tokens that pad the shards are keys like any others."""
+    from gfdit.omni import ring
 
-    original = executor.__dict__.setdefault("honest_mask", joint_attention.padding_mask)
-    joint_attention.padding_mask = (lambda *args: None) if on else original
+    original = executor.__dict__.setdefault("honest_padding", ring.padding_of)
+    setattr(ring, "padding_of", (lambda num_tokens, size: 0) if on else original)  # noqa: B010
+
+
+def count_padding(executor: Any, on: bool) -> None:
+    """The same where heads are exchanged."""
+    from gfdit.omni import ulysses
+
+    original = executor.__dict__.setdefault("honest_padding", ulysses.padding_of)
+    ulysses.padding_of = (lambda num_tokens, size: 0) if on else original
 
 
 def scale_latents(executor: Any, step: int, factor: float) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitRequest, check_adapter
+from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
 from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Wan
@@ -119,19 +120,15 @@ def test_the_solver_of_one_request_is_not_the_default_of_the_next(kit_of: Callab
 
 @pytest.mark.thorough
 def test_padding_that_is_attended_to_is_seen(kit_of: Callable[[str], AdapterKit]) -> None:
-    """Negative control: the model cannot mask it, so the attention layers must."""
+    """Negative control: nothing masks it, so the attention layers must cut it off."""
     kit, odd = kit_of("wan2.2-t2v-a14b"), TWO_EXPERTS[:1]
-    kit.on_ranks(mask_padding, False)
+    kit.on_ranks(sabotage.count_padding, True)
     try:
         report = check_adapter(kit, odd, checks=["layouts"], num_scripts=1)
     finally:
-        kit.on_ranks(mask_padding, True)
+        kit.on_ranks(sabotage.count_padding, False)
     assert not report.passed and "differs by" in str(report), str(report)
     assert check_adapter(kit, odd, checks=["layouts"], num_scripts=1).passed
-
-
-def mask_padding(executor: Any, on: bool) -> None:
-    executor.runner.scope.mask_padding = on
 
 
 @pytest.mark.thorough

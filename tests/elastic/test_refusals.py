@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
         (["--policy", "fcfs", "--policy-arg", "groupsize=2"], "known: group_size"),
         (["--policy-arg", "group_size"], "--policy-arg takes KEY=VALUE"),
         (["--ranks", "0"], "--ranks must be at least 1"),
+        (["--ranks", "2", "--min-sp", "3"], "--min-sp must be from 1 to the number of ranks, 2, got 3"),
+        (["--set", "min_sp=2"], "--set min_sp: use --min-sp"),
         (["./no-such-model"], "there is no checkpoint directory ./no-such-model"),
         (
             ["--costs", str(ROOT / "sim/costs/qwen-image-h20.json")],
@@ -33,7 +35,7 @@ ROOT = Path(__file__).parents[2]
         ),
         (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
         (["--set", "start_timeout_s"], "--set takes KEY=VALUE"),
-        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: devices, adapter, mask"),
+        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: devices, adapter, warmup"),
         (["--set", "start_timeout_s=long"], "--set start_timeout_s=long: Expected float"),
         (["--set", "control_timeout_s=0"], "--set control_timeout_s=0: Expected float > 0"),
         (["--set", "ranks=2"], "--set ranks: use --ranks"),
@@ -60,14 +62,14 @@ def test_serve_sets_what_has_no_option_of_its_own(monkeypatch: pytest.MonkeyPatc
         sys.exit()
 
     monkeypatch.setattr("os.execv", become)
-    argv = ["--set", "start_timeout_s=1800", "--set", "max_queue_s=null", "--set", "mask_sp_padding=false"]
+    argv = ["--set", "start_timeout_s=1800", "--set", "max_queue_s=null", "--set", "max_steps=7"]
     with pytest.raises(SystemExit):
         main(["serve", "some/model", *argv, "--", "--stage-init-timeout", "900"])
     (command,) = became
     stage = json.loads(command[command.index("--stage-overrides") + 1])["0"]
     given = stage["additional_config"]["gfdit"]
     assert given["start_timeout_s"] == 1800.0 and given["max_queue_s"] is None
-    assert given["mask_sp_padding"] is False
+    assert given["max_steps"] == 7
     assert command[-2:] == ["--stage-init-timeout", "900"]
 
 
@@ -104,6 +106,7 @@ def test_settings_that_cannot_be_elastic(make_config: Callable[..., Any], fields
     from gfdit.omni.compatibility import check_config
 
     check_config(make_config())
+    check_config(make_config(quantization_config="fp8"))
     with pytest.raises(ValueError, match=name):
         check_config(make_config(**fields))
 

@@ -124,7 +124,6 @@ def attended(comm: GroupFreeComm, layers: list[Any], case: Case, ring: bool) -> 
     if comm.rank not in case.ranks:
         return None
     layer, scope = layers[comm.rank], TaskScope.alone(comm.rank, comm)
-    scope.mask_padding = True
     ulysses = GroupFreeUlysses(scope)
     exchange = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
     layer.parallel_strategy = JointAttention(scope, exchange) if case.plan else exchange
@@ -161,11 +160,10 @@ def largest_error(case: Case, ring: bool) -> float:
 
     layers = [copy.deepcopy(make_layer(case)) for _ in range(4)]
     with set_forward_context(omni_diffusion_config=Sharded()):
-        # What vLLM-Omni's hooks leave there when they pad.
+        # What the hooks leave there when they pad.
         if case.plan:
             get_forward_context().sp_shard_metadata[SHARD_GROUP] = case.image
         else:
-            get_forward_context().sp_padding_size = case.padding
             get_forward_context().sp_original_seq_len = case.image if case.padding else None
         found = spawn(
             attended, 4, heap="local", args=(layers, case, ring), comm_timeout_s=HANG_S, timeout_s=HANG_S
@@ -199,15 +197,15 @@ def test_padding_that_counts_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch
     from gfdit.omni import ring, ulysses
 
     for module in (ring, ulysses):
-        monkeypatch.setattr(module, "with_padding_mask", lambda metadata, query, scope: metadata)
+        monkeypatch.setattr(module, "padding_of", lambda num_tokens, size: 0)
     assert largest_error(case, ring=True) > 1e3 * TOLERANCE
 
 
 def test_padding_that_counts_in_a_ring_of_a_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    from gfdit.omni import joint_attention
+    from gfdit.omni import ring
 
-    monkeypatch.setattr(joint_attention, "padding_mask", lambda *args: None)
+    monkeypatch.setattr(ring, "padding_of", lambda num_tokens, size: 0)
     assert largest_error(PLANNED[4], ring=True) > 1e3 * TOLERANCE
 
 

@@ -162,6 +162,8 @@ def test_a_policy_that_returns_nonsense(
         (["--grace-s", "-1"], "--grace-s must be a non-negative number, got -1"),
         (["--jitter", "-1"], "jitter must be a non-negative number, got -1"),
         (["--rank", "2"], "unrecognized: --rank 2; allowed: --help, --trace"),
+        (["--memory", "80,40"], "a device's memory must be GIB,WEIGHTS_GIB,MIB_PER_TOKEN, got '80,40'"),
+        (["--memory", "80,90,1"], "weights of 90.0 GiB do not fit into 80.0 GiB"),
         (["--fail-rank", "2@1"], "there is no rank 2, ranks: 0 to 1"),
         (["--fail-rank", "1@soon"], "a rank failure must be RANK@TIME_S or RANK@TIME_S+DOWN_S"),
         (["--slow-rank", "1@-2"], "a slow rank must be RANK@FACTOR or RANK@FACTOR:FROM_S-TO_S"),
