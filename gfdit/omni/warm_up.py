@@ -99,8 +99,8 @@ class WarmUpRun:
             if trajectory.cfg in guided:  # what is asked for makes no difference to this model
                 break
             guided.add(trajectory.cfg)
-            decode = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
-            graphs.append(with_candidates(trajectory.graph, TaskKind.DECODE, decode))
+            specs = decode_candidates(self.executor.runner.tiling, trajectory.shape, self._num_ranks)
+            graphs.append(with_candidates(trajectory.graph, TaskKind.DECODE, specs))
             self._artifacts.append({})
         names = ["", " guided"][: len(graphs)]
         steps = [next(task for task in graph.tasks if task.kind is TaskKind.DENOISE) for graph in graphs]
