@@ -20,6 +20,7 @@ from gfdit.core.artifacts.views import ArtifactView, Box, FieldView, inside, int
 from gfdit.core.commands import Migrate
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.migration.parts import ArtifactParts
+from gfdit.migration.staging import Staging
 
 # Pieces up to here travel together: a copy costs less than a message.
 SMALL_BYTES = 128 * 1024
@@ -52,12 +53,17 @@ class Arrived:
 
 
 def migrate(
-    comm: GroupFreeComm, command: Migrate, export: Callable[[], ArtifactParts], device: torch.device
+    comm: GroupFreeComm,
+    command: Migrate,
+    export: Callable[[], ArtifactParts],
+    device: torch.device,
+    staging: Staging | None = None,
 ) -> Arrived | None:
     """Take part in ``command``; None where this rank is not in its target.
 
     ``export`` gives what this rank holds; its tensors stay as they are. New tensors are on ``device``, those that
-    the view has on the host there. Returns when everything has arrived and may be overwritten at its source.
+    the view has on the host there. ``staging``: memory on the communicator's device for all that is new there, by
+    default allocated. Returns when everything has arrived and may be overwritten at its source.
     Raises :class:`MigrationError` if a rank that sends to this one, or this one, could not export.
     """
     layout = dict(command.held).get(comm.rank)
@@ -68,8 +74,9 @@ def migrate(
         except Exception as error:
             failure = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
             missing = isinstance(error, (KeyError, _OtherPartError))
-    sender = _Sender(comm, command.view, layout, own, failure, missing)
-    receiver = _Receiver.prepare(comm, command, layout, own, device)
+    staging = staging or Staging(comm.device)
+    sender = _Sender(comm, command.view, layout, own, failure, missing, staging)
+    receiver = _Receiver.prepare(comm, command, layout, own, device, staging)
     for transfer in command.transfers:
         if comm.rank == transfer.source:
             sender.send(transfer)
@@ -145,6 +152,7 @@ class _Sender:
     own: ArtifactParts | None
     failure: str
     missing: bool
+    staging: Staging
 
     def send(self, transfer: Transfer) -> None:
         group = self.comm.group(transfer.ranks)
@@ -155,22 +163,28 @@ class _Sender:
         first = torch.zeros(message.num_bytes, dtype=torch.uint8)
         _put(first, 0, _STATUS.pack(bool(self.failure) + self.missing, len(text)))
         _put(first, _STATUS.size, text[: message.room_bytes])
-        first = first.to(self.comm.device)
+        first = self._on_device(first)
         for offset, piece in message.small:
             data = _bytes_of(self._tensor(piece))
             first[offset : offset + data.nbytes].copy_(data)
         self._broadcast(first, group)
         if rest := text[message.room_bytes :]:
-            self._broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8).to(self.comm.device), group)
+            self._broadcast(self._on_device(torch.frombuffer(bytearray(rest), dtype=torch.uint8)), group)
         for piece in message.large:
             self._broadcast(self._tensor(piece), group)
 
     def _tensor(self, piece: Piece) -> torch.Tensor:
         spec = self.view.fields[piece.index]
         if self.own is None or self.layout is None:
-            return torch.zeros(_extents(piece.box), dtype=_dtype(spec), device=self.comm.device)
+            return self.staging.empty(_extents(piece.box), _dtype(spec)).zero_()
         held = spec.box(self.layout, self.comm.rank)
-        return self.own.tensors[spec.name][inside(held, piece.box)].to(self.comm.device).contiguous()
+        return self._on_device(self.own.tensors[spec.name][inside(held, piece.box)])
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Contiguous, on the communicator's device."""
+        if tensor.device == self.comm.device and tensor.is_contiguous():
+            return tensor
+        return self.staging.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def _broadcast(self, tensor: torch.Tensor, group: Group) -> None:
         self.comm.broadcast(tensor, self.comm.rank, group)
@@ -184,6 +198,7 @@ class _Receiver:
     view: ArtifactView
     target: ExecutionLayout
     parts: ArtifactParts
+    staging: Staging
     num_bytes: int = 0
     _first: list[torch.Tensor] = field(default_factory=list)
 
@@ -195,6 +210,7 @@ class _Receiver:
         layout: ExecutionLayout | None,
         own: ArtifactParts | None,
         device: torch.device,
+        staging: Staging,
     ) -> _Receiver | None:
         """Starts with what this rank has already. None where it is not in the target."""
         view, target = command.view, command.target
@@ -209,16 +225,19 @@ class _Receiver:
                 if held == needed:
                     continue
             place = torch.device("cpu") if spec.on_host else device
-            tensor = torch.empty(_extents(needed), dtype=_dtype(spec), device=place)
+            if place == staging.device:
+                tensor = staging.empty(_extents(needed), _dtype(spec))
+            else:
+                tensor = torch.empty(_extents(needed), dtype=_dtype(spec), device=place)
             if own is not None and layout is not None and (common := intersection(held, needed)) is not None:
                 tensor[inside(needed, common)] = own.tensors[spec.name][inside(held, common)]
             parts.tensors[spec.name] = tensor
-        return cls(comm, view, target, parts)
+        return cls(comm, view, target, parts, staging)
 
     def receive(self, transfer: Transfer) -> None:
         group = self.comm.group(transfer.ranks)
         message = _Message.of(transfer, self.view)
-        first = torch.empty(message.num_bytes, dtype=torch.uint8, device=self.comm.device)
+        first = self.staging.empty((message.num_bytes,), torch.uint8)
         self.comm.broadcast(first, transfer.source, group)
         self._first.append(first[: _STATUS.size + message.room_bytes])
         if transfer.metadata:
@@ -231,7 +250,7 @@ class _Receiver:
             if region.is_contiguous() and region.device == self.comm.device:
                 self.comm.broadcast(region, transfer.source, group)
             else:
-                arriving = torch.empty(region.shape, dtype=region.dtype, device=self.comm.device)
+                arriving = self.staging.empty(region.shape, region.dtype)
                 self.comm.broadcast(arriving, transfer.source, group)
                 region.copy_(arriving)
         self.num_bytes += transfer.num_bytes + len(self.parts.metadata) * transfer.metadata
@@ -250,7 +269,7 @@ class _Receiver:
         status = _Status.of(host)
         metadata = status.text
         if not status.failed and (rest_bytes := status.num_bytes - len(metadata)):
-            rest = torch.empty(rest_bytes, dtype=torch.uint8, device=self.comm.device)
+            rest = self.staging.empty((rest_bytes,), torch.uint8)
             self.comm.broadcast(rest, source, group)
             host = rest.cpu()
             self.comm.check()

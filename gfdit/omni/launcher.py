@@ -24,6 +24,7 @@ from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
 from gfdit.omni.warm_up import WarmUp
+from gfdit.omni.weights import fetch_weights
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
@@ -55,6 +56,7 @@ class ElasticExecutor(DiffusionExecutor):
         super().__init__(od_config)
 
     def _init_executor(self) -> None:
+        fetch_weights(str(self.od_config.model))
         run_dir = make_run_dir()
         payload = WorkerPayload(
             self.od_config,

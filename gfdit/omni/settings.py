@@ -58,8 +58,8 @@ class Settings:
     single rank is copied to another rank.
 
     A control process that ends, or does not answer for ``control_timeout_s``, is replaced, but not after
-    ``max_control_restarts`` in a row. Loading the model, warming it up and every call to the workers without a
-    time limit of its own take ``start_timeout_s`` at most.
+    ``max_control_restarts`` in a row. Loading the model from disk, each item of its warm-up and every call to the
+    workers without a time limit of its own take ``start_timeout_s`` at most.
     """
 
     policy: str = DEFAULT_POLICY

@@ -20,6 +20,7 @@ from gfdit.comm import CommError, GroupFreeComm
 from gfdit.comm.cuda_setup import new_stream
 from gfdit.core.commands import FreeArtifacts, Migrate, ResetEdges
 from gfdit.core.events import EdgesReset, MigrationFinished
+from gfdit.migration.staging import Staging
 from gfdit.migration.transfer import MigrationError, migrate
 from gfdit.runtime import messages as msg
 from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
@@ -46,8 +47,10 @@ class MigrationLane:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         changed: threading.Condition | None = None,
+        staging: Staging | None = None,
     ) -> None:
-        """``timeout_s`` bounds every wait for a copy. ``changed``: what those who wait are woken by."""
+        """``timeout_s`` bounds every wait for a copy. ``changed``: what those who wait are woken by. ``staging``:
+        memory for copies, by default allocated for each."""
         self.rank = rank
         self.made_by = MadeBy()
         self._inbox = inbox
@@ -57,6 +60,7 @@ class MigrationLane:
         self._timeout_s = timeout_s
         self._clock = clock
         self._changed = changed or threading.Condition()
+        self._staging = staging
         self._finished: dict[int, TaskError | None] = {}  # by migration id; None when the copy is done
         self._generation = 0  # the highest of an edge of this lane
         self._reconnected = 0  # the first number of the control process that it last heard of
@@ -130,7 +134,11 @@ class MigrationLane:
         num_bytes, error = 0, None
         try:
             arrived = migrate(
-                self._comm, command, lambda: executor.export_artifact(command.artifact), executor.device
+                self._comm,
+                command,
+                lambda: executor.export_artifact(command.artifact),
+                executor.device,
+                self._staging,
             )
             if arrived is not None:
                 if self.made_by.accepts(command.artifact, command.migration_id):

@@ -46,6 +46,7 @@ def _serve(
 ) -> None:
     # Imported here: the control process imports this module and needs neither torch nor a model.
     from gfdit.comm import GroupFreeComm, HeapDescriptor, attach_heap
+    from gfdit.migration.staging import STAGING_BYTES, Staging
     from gfdit.runtime.claims import Claims
     from gfdit.runtime.completion import make_monitor
     from gfdit.runtime.compute_lane import ComputeLane
@@ -55,6 +56,8 @@ def _serve(
     heap = attach_heap(HeapDescriptor.from_json(config.heap), rank)
     comm = GroupFreeComm(heap, timeout_s=config.comm_timeout_s)
     comm.warm_up()
+    # Before the model is loaded: if there is not as much memory, that is the time to say so.
+    staging = Staging(comm.device, STAGING_BYTES if comm.device.type == "cuda" else 0)
     make_executor = _resolve(config.worker)
     executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
     if executor.device.type == "cpu":
@@ -64,7 +67,9 @@ def _serve(
         to_compute = WorkerInbox(context, config, "compute", rank, msg.ComputeMessage)
         to_watch = WorkerInbox(context, config, "watch", rank, msg.WatchMessage)
         copies = comm.lane("migration")
-        migration = MigrationLane(rank, to_migrate, reports, executor, copies, config.comm_timeout_s)
+        migration = MigrationLane(
+            rank, to_migrate, reports, executor, copies, config.comm_timeout_s, staging=staging
+        )
         compute = ComputeLane(
             rank,
             config.incarnation,
