@@ -40,5 +40,5 @@ def test_a_hub_model_is_fetched_before_the_start_is_timed(
     monkeypatch.setattr(launcher, "create_heap", start)
     config = SimpleNamespace(model="some/model")
     with pytest.raises(StartedError):
-        launcher.ElasticExecutor(config, Settings(), 2)  # type: ignore[arg-type]
+        launcher.ElasticExecutor(config, Settings(), 2)
     assert fetched == ["some/model", "heap and processes"]

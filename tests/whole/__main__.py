@@ -12,7 +12,6 @@ from tests.whole.mutants import MUTANTS, WEATHER
 from tests.whole.storm import Storm, replay_command, storm
 from tests.whole.world import World
 
-
 SOON_S, SEARCH_S = 0.1, 15.0
 
 

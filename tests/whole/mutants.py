@@ -42,8 +42,8 @@ from gfdit.runtime.time_limits import TimeLimits
 Plant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Plant] = {}
 WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of those that rare weather shows
-# Where their storms begin: a run that showed it soon when ``python -m tests.whole --mutants`` was run last. If that
-# run is another one by now, the storm goes on from there.
+# Where their storms begin: a run that showed it soon when ``python -m tests.whole --mutants`` was run last. If
+# that run is another one by now, the storm goes on from there.
 FROM_SEED: dict[str, int] = {
     "a-control-process-that-hangs-is-left-alone": 13,
     "a-copy-that-failed-is-no-news": 61,
