@@ -75,6 +75,17 @@ def is_rehearsal() -> bool:
     return _members.rehearsing
 
 
+def shared_with_thread() -> Callable[[], None]:
+    """To be called on another thread, which does a part of what runs on this one: its operators mean the same."""
+    own = vars(_members).copy()
+
+    def share() -> None:
+        vars(_members).clear()
+        vars(_members).update(own)
+
+    return share
+
+
 def order(device: torch.device) -> torch.Tensor:
     """The first argument of every operator whose tensors are on ``device``: always the same tensor."""
     if device not in _orders:

@@ -1,0 +1,251 @@
+"""One request's ``forward`` on one rank: where it is cut, what it leaves for others to go on from, and going on.
+
+A log has an entry for every call of a model that the forward has made. To go on elsewhere, ``forward`` begins anew
+there and its calls are answered from the log. How much of a value the log keeps is the mode:
+
+``compact``
+    Encoders' outputs, and of denoising the last scheduler step's result, with the state of the scheduler and of
+    random generators after it. All earlier results are tensors without values
+    (:mod:`gfdit.adapters.forward.past`): a forward that needs one raises.
+``full``
+    Every noise prediction; scheduler steps and all that forward does itself are done again. For loops that keep
+    something of earlier steps, or that step by themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from gfdit.adapters.forward import seam
+from gfdit.adapters.forward.coroutine import Coroutine
+from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
+from gfdit.adapters.forward.past import Past, past_of, specs_of
+from gfdit.adapters.forward.seam import Kind
+
+
+class Keep(StrEnum):
+    """What a log keeps of denoising."""
+
+    COMPACT = "compact"
+    FULL = "full"
+
+
+class Cut(StrEnum):
+    """Where a denoising step ends."""
+
+    STEP = "scheduler step"  # after each
+    DENOISER = "denoiser"  # before each call but the first: loops that step by themselves
+
+
+class Mode(NamedTuple):
+    keep: Keep = Keep.COMPACT
+    cut: Cut = Cut.STEP
+
+
+class ReplayError(RuntimeError):
+    """A forward that is replayed has gone another way than it went before."""
+
+
+class Entry(NamedTuple):
+    """One call: ``value`` has specs in place of tensors that nobody will read again."""
+
+    kind: Kind
+    name: str
+    value: Any
+    #: State of the scheduler, after the last step.
+    scheduler: dict[str, Any] | None = None
+    #: State of the request's generators and of those among the call's arguments, if the value is to be read.
+    generators: tuple[torch.Tensor, ...] = ()
+
+
+Log = tuple[Entry, ...]
+
+
+@dataclass
+class Scene:
+    """What all runs on a rank share: the pipeline, what is set on it, and how it is called."""
+
+    pipeline: Any
+    device: torch.device
+    overlay: Overlay
+    #: Makes what a forward is called with from a request; the generators among it belong to the call.
+    call_forward: Callable[[Any], Any]
+    #: On the thread that runs tasks: what another thread has to do to be like it.
+    adopt: Callable[[], Callable[[], None]]
+
+
+class Run:
+    """See :class:`gfdit.adapters.forward.seam.Listener`. Used by one thread at a time."""
+
+    def __init__(self, scene: Scene, mode: Mode, request: Any, generators: list[torch.Generator], log: Log) -> None:
+        self.log: list[Entry] = list(log)
+        self.num_steps = 0
+        self.is_inside = False
+        #: Whether noise was predicted with guidance by a method that can split it.
+        self.splits_guidance = False
+        self._scene = scene
+        self._mode = mode
+        self._generators = generators
+        self._position = 0
+        self._attributes: State = scene.overlay.fresh()
+        self._coroutine = Coroutine(partial(self._forward, request), "gfdit-forward")
+        self._num_denoiser_calls = 0
+
+    # From outside
+
+    @property
+    def has_ended(self) -> bool:
+        return self._coroutine.has_ended
+
+    @property
+    def result(self) -> Any:
+        return self._coroutine.result
+
+    def advance(self) -> bool:
+        """To the next cut, or the end; returns whether that was it. The first time: through the past to its end."""
+        scene = self._scene
+        scene.overlay.put_on(self._attributes)
+        try:
+            return self._coroutine.resume(scene.adopt())
+        finally:
+            self._attributes = scene.overlay.take_off()
+
+    def end(self) -> None:
+        """Of a run that will not go on."""
+        if not self._coroutine.has_ended:
+            self._scene.overlay.put_on(self._attributes)
+            try:
+                self._coroutine.kill()
+            finally:
+                self._scene.overlay.take_off()
+
+    def num_bytes(self) -> int:
+        return self._coroutine.num_bytes()
+
+    # On the coroutine's thread
+
+    def _forward(self, request: Any) -> Any:
+        seam.listen(self)
+        return self._scene.call_forward(request)
+
+    def call(self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call or answer it from the log, and stop where a task ends."""
+        if kind is Kind.DENOISER:
+            seam.report_schedulers(self._scene.pipeline)
+            self._before_denoiser(name, args, kwargs)
+        logged = kind is not Kind.STEP or self._mode.keep is Keep.COMPACT
+        if logged and self._position < len(self.log):
+            value = self._answer(kind, name, fn, args, kwargs)
+        else:
+            value = self._make(kind, name, fn, args, kwargs, logged)
+        if kind is Kind.STEP:
+            self.num_steps += 1
+            if self._mode.cut is Cut.STEP and self._position == len(self.log):
+                self._coroutine.suspend()
+        return value
+
+    def _before_denoiser(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name in seam.PREDICTORS and (kwargs.get("do_true_cfg") or (args and args[0] is True)):
+            self.splits_guidance = True
+        self._num_denoiser_calls += 1
+        if self._position == len(self.log) and (self._num_denoiser_calls == 1 or self._mode.cut is Cut.DENOISER):
+            self._coroutine.suspend()
+
+    def _make(
+        self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], logged: bool
+    ) -> Any:
+        self.is_inside = True
+        try:
+            value = fn(*args, **kwargs)
+        finally:
+            self.is_inside = False
+        if logged:
+            self.log.append(self._entry(kind, name, value, fn, args, kwargs))
+            self._position = len(self.log)
+        return value
+
+    def _entry(
+        self, kind: Kind, name: str, value: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry:
+        if kind in (Kind.DENOISER, Kind.DECODER) and self._mode.keep is Keep.COMPACT:
+            return Entry(kind, name, specs_of(value))
+        generators = tuple(one.get_state() for one in self._generators_of(args, kwargs))
+        if kind is not Kind.STEP:
+            return Entry(kind, name, _own(value), generators=generators)
+        self._forget_last_step()
+        return Entry(kind, name, _own(value), _state_of(_self_of(fn)), generators)
+
+    def _forget_last_step(self) -> None:
+        """Nobody will read what the one before made."""
+        for index in range(len(self.log) - 1, -1, -1):
+            if (entry := self.log[index]).kind is Kind.STEP:
+                self.log[index] = Entry(entry.kind, entry.name, specs_of(entry.value))
+                return
+
+    def _answer(
+        self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        entry = self.log[self._position]
+        if (entry.kind, entry.name) != (kind, name):
+            raise ReplayError(f"forward called {name} where it had called {entry.name}")
+        self._position += 1
+        if entry.scheduler is not None:
+            _restore(_self_of(fn), entry.scheduler)
+        if entry.generators:
+            for generator, state in zip(self._generators_of(args, kwargs), entry.generators, strict=True):
+                generator.set_state(state)
+        return _own(past_of(entry.value, self._scene.device))
+
+    def _generators_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Generator]:
+        yield from self._generators
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Generator) and not any(leaf is own for own in self._generators):
+                yield leaf
+
+
+def _own(value: Any) -> Any:
+    """A copy: the log and the forward each have theirs, so that neither sees what the other changes in place."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor if isinstance(tensor, Past) else tensor.clone(), value)
+
+
+def _self_of(step: Callable[..., Any]) -> Any:
+    """The scheduler whose step :mod:`~gfdit.adapters.forward.seam` reports."""
+    assert isinstance(step, partial)
+    return step.args[0]
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    """Its attributes. Schedulers replace their tensors, but count steps and shift their history in place."""
+    return {name: _copied(value) for name, value in vars(scheduler).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, (list, dict, set)):
+        return copy.copy(value)
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    return _Nested(_state_of(value)) if is_scheduler(value) else value
+
+
+@dataclass
+class _Nested:
+    """The state of a scheduler inside of another one, which others know, too: it stays the same object."""
+
+    state: dict[str, Any]
+
+
+def _restore(scheduler: Any, state: dict[str, Any]) -> None:
+    own = vars(scheduler)
+    for name, value in state.items():
+        if isinstance(value, _Nested):
+            _restore(own[name], value.state)
+        else:
+            own[name] = _copied(value)
