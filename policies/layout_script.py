@@ -71,7 +71,7 @@ def batch_size(script: str) -> int:
 
 
 def layout_of(script: str, task: Task | TaskView) -> ExecutionLayout:
-    words = dict.fromkeys(("encode", "prepare", "decode"), ExecutionLayout((0,)))
+    words = dict.fromkeys(("encode", "prepare", "decode", "request"), ExecutionLayout((0,)))
     steps = []
     for word in script.split():
         if word.startswith("batch"):

@@ -56,6 +56,8 @@ class ModelAdapter(Protocol):
 
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool]
+    #: Whether :meth:`ready` has anything to do.
+    replays: ClassVar[bool]
     #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.
     captures_steps: ClassVar[bool]
 
@@ -81,6 +83,10 @@ class ModelAdapter(Protocol):
 
     def bind(self, pipeline: Any, device: torch.device) -> None:
         """Take the loaded pipeline. Raises ``ValueError`` for one that this adapter cannot drive."""
+        ...
+
+    def ready(self, calls: list[TaskCall]) -> None:
+        """What of these tasks takes no other rank, before :meth:`execute` and outside of their layout."""
         ...
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:

@@ -29,36 +29,19 @@ ADAPTERS = {
 PIPELINES = {
     "ZImagePipeline": "gfdit.adapters.z_image_pipeline",
 }
-GENERIC = "gfdit.adapters.step_execution:StepExecutionAdapter"
-_ONE_RANK = "its step execution refuses sequence and CFG parallelism: there is nothing to choose for a step"
-_AUDIO = "it makes audio, and its steps change their input in place, so that none could run again after a fault"
-_MODULE = "the state of its requests contains the transformer itself, which cannot follow them to another rank"
-#: Pipelines that implement step execution and still are not served, with the reason.
-REFUSED = {
-    "BagelPipeline": _ONE_RANK,
-    "HunyuanImage3ForCausalMM": _ONE_RANK,
-    "LingBotWorldCausalDMDPipeline": "it keeps the attention cache of every request on the pipeline of one rank",
-    "MiniMaxH3ModularPipeline": _MODULE,
-    "MiniMaxH3Pipeline": _MODULE,
-    "OmniVoice": _AUDIO,
-    "OmniVoicePipeline": _AUDIO,
-    "QwenImageDMD2Pipeline": "step execution leaves out what it does to every request: its own steps, no guidance",
-}
+GENERIC = "gfdit.adapters.forward.adapter:ForwardAdapter"
 
 
 def make_adapter(
     od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None, *, ring: bool = False
 ) -> ModelAdapter:
-    """The adapter at ``path``, or that of ``od_config.model_class_name``, or the generic one for step execution.
+    """The adapter at ``path``, or that of ``od_config.model_class_name``, or the one for any ``forward``.
 
     With ``ring`` it offers degrees that do not divide the attention heads, too.
 
-    Raises ``ValueError`` naming the pipeline for one that neither covers, or a path that leads nowhere.
+    Raises ``ValueError`` for a path that leads nowhere.
     """
-    name = od_config.model_class_name
-    if path is None and name in REFUSED:
-        raise ValueError(f"gfdit does not serve {name}: {REFUSED[name]}")
-    path = path or ADAPTERS.get(name) or _generic(name)
+    path = path or ADAPTERS.get(od_config.model_class_name) or GENERIC
     module, _, attribute = path.partition(":")
     try:
         adapter = getattr(importlib.import_module(module), attribute)
@@ -73,16 +56,3 @@ def register_pipeline(od_config: OmniDiffusionConfig) -> None:
     """To be called before a pipeline is loaded for gfdit; for most checkpoints there is nothing to do."""
     if (module := PIPELINES.get(od_config.model_class_name)) is not None:
         importlib.import_module(module).register(od_config)
-
-
-def _generic(name: str) -> str:
-    from vllm_omni.diffusion.registry import DiffusionModelRegistry
-
-    pipeline = DiffusionModelRegistry._try_load_model_cls(name)
-    if not getattr(pipeline, "supports_step_execution", False):
-        known = ", ".join(sorted(ADAPTERS))
-        raise ValueError(
-            f"gfdit has no adapter for {name!r} and the pipeline does not implement step execution; "
-            f"adapters: {known}"
-        )
-    return GENERIC

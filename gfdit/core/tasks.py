@@ -12,12 +12,13 @@ from gfdit.core.layouts import SINGLE, ParallelSpec
 
 
 class TaskKind(StrEnum):
-    """The four kinds of trajectory task; one ``DENOISE`` task per denoising step."""
+    """The four kinds of trajectory task, one ``DENOISE`` task per denoising step; ``REQUEST`` is all of one."""
 
     ENCODE = "encode"
     PREPARE = "prepare"
     DENOISE = "denoise"
     DECODE = "decode"
+    REQUEST = "request"
 
 
 class Shape(NamedTuple):
@@ -145,6 +146,11 @@ def trajectory(
     reads = (conditioning, latents[num_steps])
     tasks.append(Task(f"{request_id}/decode", request_id, TaskKind.DECODE, 0, reads, (), decode_candidates))
     return TaskGraph(request_id, tuple(tasks))
+
+
+def whole_request(request_id: str) -> TaskGraph:
+    """One task on one rank: of a model that cannot be stopped on its way."""
+    return TaskGraph(request_id, (Task(f"{request_id}/request", request_id, TaskKind.REQUEST, 0, (), ()),))
 
 
 def with_encoder(graph: TaskGraph, name: str, readers: Container[TaskKind]) -> TaskGraph:

@@ -29,6 +29,7 @@ from vllm_omni.diffusion.worker.utils import RunnerOutput
 from vllm_omni.errors import OmniClientError
 from vllm_omni.platforms import current_omni_platform
 
+from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.sampling import num_images
@@ -40,6 +41,7 @@ from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
+from gfdit.omni.cuts import RememberedCuts, describe, learn_cuts, pairs_to_try
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
@@ -112,24 +114,50 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     "has no sequence parallelism"
                 )
             self._tiling: Tiling | None = described["tiling"]
+            if isinstance(self.adapter, ForwardAdapter):
+                self._learn_cuts(self.adapter)
             if requests := self._warm_up_requests():
                 limit_s = self.settings.warmup_limit_s
                 if limit_s is None:  # on a CPU nothing is compiled
                     limit_s = 3.0 if current_omni_platform.device_type == "cpu" else 60.0
                 what = WarmUp(requests, self._sequence_parallel, limit_s, self.settings.min_sp)
                 self._warm_up(what)
-                self.executor.warm_up_replacements(what)
+                self.executor.change_payload(warm_up=what)
             self._start_loop()
         except Exception:
             logger.exception("warm-up failed")
             self.close()
             raise
 
+    def _learn_cuts(self, adapter: ForwardAdapter) -> None:
+        """Whether and how the model's requests can be cut, on all ranks and for those that replace them."""
+        remembered = RememberedCuts(Path(self.settings.cache_dir), self.od_config)
+        call = self.executor.collective_rpc
+        if (verdicts := remembered.load()) is None:
+            pairs = pairs_to_try(
+                self._make_dummy_request, super()._prepare_request_for_admission, self._warm_up_size() or 512
+            )
+            verdicts = learn_cuts(
+                pairs,
+                self.num_ranks,
+                self.settings.self_test_limit_s,
+                lambda some: call("gfdit_self_test", args=(some,)),
+            )
+            remembered.save(verdicts)
+        for line in describe(str(self.od_config.model_class_name), verdicts):
+            logger.info("%s", line)
+        adapter.verdicts = verdicts
+        call("gfdit_use_verdicts", args=(verdicts,))
+        self.executor.change_payload(verdicts=verdicts)
+
+    def _warm_up_size(self) -> int:
+        if (size := self.settings.warmup_size) is not None:
+            return size
+        return 128 if current_omni_platform.device_type == "cpu" else 512
+
     def _warm_up_requests(self) -> tuple[OmniDiffusionRequest, ...]:
         """One without guidance and one with; none if there is to be no warm-up."""
-        size = self.settings.warmup_size
-        if size is None:
-            size = 128 if current_omni_platform.device_type == "cpu" else 512
+        size = self._warm_up_size()
         make = partial(self._make_dummy_request, height=size, width=size, num_inference_steps=2)
         plain, guided = make(guidance_scale=0.0), make(guidance_scale=5.0)
         if not size or plain is None or guided is None:

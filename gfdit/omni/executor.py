@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import split_by_key
+from gfdit.adapters.forward.adapter import ForwardAdapter
+from gfdit.adapters.forward.self_test import self_test
+from gfdit.adapters.forward.verdict import Signature, Verdicts
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.comm import GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
@@ -52,6 +55,7 @@ class WorkerPayload:
     ring: bool = False
     warm_up: WarmUp | None = None
     graph_bytes: int = 0
+    verdicts: Verdicts | None = None
 
 
 class OmniExecutor:
@@ -79,6 +83,8 @@ class OmniExecutor:
         self.runner = runner
         self.device = runner.device
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
+        if isinstance(self.adapter, ForwardAdapter):
+            self.adapter.verdicts = payload.verdicts
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)
@@ -133,10 +139,17 @@ class OmniExecutor:
             kind = part[0].task.kind
             if self._uses_lora(kind):
                 self._activate_lora(self.adapter.sampling_params(part[0]))
+            if self.adapter.replays:  # before this rank is part of anything that others wait for
+                with self.alone():
+                    self.adapter.ready(part)
             with self.runner.task(layout, decode=kind is TaskKind.DECODE):
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))
         return [outputs[call.task.id] for call in calls]
+
+    def alone(self) -> AbstractContextManager[None]:
+        """What this rank does by itself runs in it."""
+        return self.runner.task(ExecutionLayout((self.rank,)))
 
     def memory_use(self) -> MemoryUse | None:
         return None if self.meter is None else self.meter.use
@@ -250,6 +263,18 @@ class OmniExecutor:
     def gfdit_compilations(self) -> dict[str, int]:
         """Graphs that torch has compiled in this process, and how often it had to end one before a block's end."""
         return {"graphs": num_compilations(), "graph_breaks": num_graph_breaks()}
+
+    def gfdit_self_test(self, requests: Sequence[tuple[Signature, list[OmniDiffusionRequest]]]) -> Verdicts:
+        """Of this rank's share of ``requests``, two of each signature: how they can be cut."""
+        adapter = self.adapter
+        assert isinstance(adapter, ForwardAdapter), "only a forward is cut"
+        own = requests[self.rank :: self.comm.world_size]
+        return {signature: self_test(adapter, pair, self.alone) for signature, pair in own}
+
+    def gfdit_use_verdicts(self, verdicts: Verdicts) -> None:
+        """Requests are cut as these say from now on."""
+        assert isinstance(self.adapter, ForwardAdapter), "only a forward is cut"
+        self.adapter.verdicts = verdicts
 
     def gfdit_begin_warm_up(self, what: WarmUp) -> list[Item]:
         """What there is to run, the most used first; all ranks run each of it at the same time."""

@@ -23,7 +23,6 @@ from gfdit.comm import create_heap
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
-from gfdit.omni.warm_up import WarmUp
 from gfdit.omni.weights import fetch_weights
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
@@ -122,10 +121,10 @@ class ElasticExecutor(DiffusionExecutor):
             # Every rank has attached: from here on nothing is left behind, whatever kills the server.
             self.heap.unlink()
 
-    def warm_up_replacements(self, what: WarmUp) -> None:
-        """From now on a worker that replaces another one does what it can of ``what`` before it is used."""
+    def change_payload(self, **changes: Any) -> None:
+        """From now on a worker that replaces another one starts with these in its :class:`WorkerPayload`."""
         path = Path(self.client.config.worker_payload_path)
-        payload = replace(pickle.loads(path.read_bytes()), warm_up=what)
+        payload = replace(pickle.loads(path.read_bytes()), **changes)
         new = path.with_suffix(".new")
         new.write_bytes(pickle.dumps(payload))
         new.replace(path)  # at once: a worker may be starting

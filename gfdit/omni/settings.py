@@ -38,6 +38,10 @@ class Settings:
     ``warmup_size`` is the side of the image that every rank, degree and batch is warmed up with; 0 skips it.
     After ``warmup_limit_s`` nothing further is: what is used least is left out, and named in the log.
 
+    A model without an adapter of its own is tried when the server starts (``docs/models.md``): after
+    ``self_test_limit_s`` no further kind of request is, and those run whole. ``cache_dir`` is where it is
+    remembered for the next start.
+
     What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
     others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
     frame and of all images of a request, ``max_video_pixels`` of all frames of all its videos. Prompt and input
@@ -76,6 +80,8 @@ class Settings:
     ring: bool = False
     warmup_size: CountOrZero | None = None
     warmup_limit_s: SecondsOrZero | None = None
+    self_test_limit_s: SecondsOrZero = 600.0
+    cache_dir: str = "~/.cache/gfdit"
     max_steps: Count = 1000
     max_outputs: Count = 10
     max_pixels: Count = 4096 * 4096

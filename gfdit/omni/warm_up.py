@@ -113,7 +113,9 @@ class WarmUpRun:
             self._shapes.append((trajectory.shape, trajectory.cfg))
             self._artifacts.append({})
         names = ["", " guided"][: len(graphs)]
-        steps = [next(task for task in graph.tasks if task.kind is TaskKind.DENOISE) for graph in graphs]
+        steps = []
+        for index, (graph, suffix) in enumerate(zip(graphs, names, strict=True)):
+            steps += [(index, task, suffix) for task in graph.tasks if task.kind is TaskKind.DENOISE][:1]
         for index, (graph, suffix) in enumerate(zip(graphs, names, strict=True)):
             for kind in dict.fromkeys(task.kind for task in graph.tasks):
                 tasks = [task for task in graph.tasks if task.kind is kind]
@@ -121,13 +123,14 @@ class WarmUpRun:
                     name = self._name(tasks[0], tasks[0].candidates[0])
                     yield Item(name + suffix), partial(self._run_narrow, index, tasks)
         if not self.alone:
-            decode = graphs[0].tasks[-1]
-            yield from self._wide([*zip(range(len(steps)), steps, names, strict=True), (0, decode, "")])
-            sizes = {spec.size for task in (*steps, decode) for spec in task.candidates} - {1}
+            wide_tasks = [*steps, (0, graphs[0].tasks[-1], "")]
+            yield from self._wide(wide_tasks)
+            sizes = {spec.size for _, task, _ in wide_tasks for spec in task.candidates} - {1}
             for size in sorted(sizes, key=_rarity):
-                yield Item(f"migration to {size}"), partial(self._migrate, steps[0], size)
+                index, step, _ = steps[0]
+                yield Item(f"migration to {size}"), partial(self._migrate, index, step, size)
         if self.executor.adapter.batches:
-            yield from self._batches(steps, names)
+            yield from self._batches(steps)
 
     def _wide(self, tasks: list[tuple[int, Task, str]]) -> Iterator[tuple[Item, Callable[[], None]]]:
         """Further degrees of tasks, given with the index of their request and what their names end with."""
@@ -135,14 +138,14 @@ class WarmUpRun:
         for spec, index, task, suffix in sorted(found, key=lambda one: (_rarity(one[0].size), one[0].cfg, one[1])):
             yield Item(self._name(task, spec) + suffix), partial(self._run, index, [task], spec)
 
-    def _batches(self, steps: list[Task], names: list[str]) -> Iterator[tuple[Item, Callable[[], None]]]:
+    def _batches(self, steps: list[tuple[int, Task, str]]) -> Iterator[tuple[Item, Callable[[], None]]]:
         """Policies batch where a request is on few ranks."""
-        specs = {spec for step in steps for spec in step.candidates}
+        specs = {spec for _, step, _ in steps for spec in step.candidates}
         for spec in sorted(specs, key=lambda spec: (_rarity(spec.size), spec.cfg)):
             if self.alone and spec != SINGLE:
                 continue
             for size in sorted(range(2, MAX_BATCH + 1), key=_rarity):
-                for index, (step, suffix) in enumerate(zip(steps, names, strict=True)):
+                for index, step, suffix in steps:
                     if spec in step.candidates:
                         name = f"{self._name(step, spec)} x{size}{suffix}"
                         yield Item(name, size), partial(self._run, index, [step] * size, spec)
@@ -188,7 +191,7 @@ class WarmUpRun:
         if spec == tasks[0].candidates[0]:
             artifacts.update(zip(tasks[0].outputs, outputs[0].artifacts, strict=True))
 
-    def _migrate(self, step: Task, size: int) -> None:
+    def _migrate(self, index: int, step: Task, size: int) -> None:
         """What ``step`` reads from the first rank of each group of ``size`` to the others."""
         executor = self.executor
         ranks = _own_group(executor.rank, size, self._num_ranks)
@@ -196,9 +199,9 @@ class WarmUpRun:
             return
         target, held = ExecutionLayout(ranks, ParallelSpec(size)), {ranks[0]: ExecutionLayout(ranks[:1])}
         for name in step.inputs:
-            if name not in self._artifacts[0]:
+            if name not in self._artifacts[index]:
                 continue
-            artifact, codec = self._artifacts[0][name], executor.adapter.codec(name)
+            artifact, codec = self._artifacts[index][name], executor.adapter.codec(name)
             view = codec.view(artifact)
             plan = plan_transfers(view, held, target)
             command = Migrate(

@@ -1,8 +1,9 @@
 """Any pipeline task by task, by its own ``forward``.
 
-A request's ``forward`` runs on the ranks of its tasks and stops where a task ends. Where the next task runs on a rank
-that it stopped on, it goes on; on any other rank it is replayed up to there (:mod:`gfdit.adapters.forward.run`). What
-travels is the request, what its encoders made, and what the last step made.
+A request's ``forward`` runs on the ranks of its tasks and stops where a task ends. Where the next task runs on a
+rank that it stopped on, it goes on; on any other rank it is replayed up to there
+(:mod:`gfdit.adapters.forward.run`). What travels is the request, what its encoders made, and what the last step
+made.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.logger import init_logger
-from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+from vllm_omni.errors import OmniClientError
 
-from gfdit.adapters.base import TaskCall, TaskOutput
+from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.forward import seam
+from gfdit.adapters.forward.families import FAMILIES, Family
 from gfdit.adapters.forward.overlay import Overlay
-from gfdit.adapters.forward.run import Log, Mode, Run, Scene
+from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.suspended import Held, Suspended
+from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
 from gfdit.adapters.step_execution import StepExecutionAdapter
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import TaskKind
+from gfdit.core.tasks import Shape, TaskKind, whole_request
 
 logger = init_logger(__name__)
 
@@ -38,15 +42,55 @@ class ForwardAdapter(StepExecutionAdapter):
 
     batches: ClassVar[bool] = False
     replays: ClassVar[bool] = True
-    mode: Mode = Mode()
+    #: By signature; None before anything was tried: every request is cut at its scheduler's steps.
+    verdicts: Verdicts | None = None
+    family: Family = Family()
+
+    def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
+        super().__init__(od_config, num_ranks)
+        self.family = FAMILIES.get(str(od_config.model_class_name), Family())
+        self.sequence_plan = self.family.sequence_plan
+
+    # Engine half
+
+    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
+        made = super().convert(request, max_sp)
+        if self._mode_of(request) is not None:
+            return made
+        return Trajectory(made.shape, made.num_steps, False, whole_request(request.request_id))
+
+    def num_steps(self, request: OmniDiffusionRequest) -> int:
+        sampling = request.sampling_params
+        asked = sampling.num_inference_steps if sampling.sigmas is None else len(sampling.sigmas)
+        if (verdict := (self.verdicts or {}).get(signature_of(request))) is not None:
+            return verdict.num_steps(asked)
+        return asked or self.default_num_steps
+
+    def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
+        verdict = (self.verdicts or {}).get(signature_of(request))
+        return verdict is not None and verdict.splits_guidance
+
+    def shape(self, request: OmniDiffusionRequest) -> Shape:
+        sampling, default = request.sampling_params, self.family.default_shape
+        height, width = sampling.height or default.height, sampling.width or default.width
+        return Shape(height, width, sampling.num_frames or default.num_frames)
+
+    def _mode_of(self, request: OmniDiffusionRequest) -> Mode | None:
+        """How such a request is cut; None: not at all."""
+        if self.family.whole:
+            return None
+        if self.verdicts is None:
+            return Mode()
+        verdict = self.verdicts.get(signature_of(request))
+        return None if verdict is None else verdict.mode
 
     # Worker half
 
     def bind(self, pipeline: Any, device: torch.device) -> None:
         self.pipeline = pipeline
         self.device = device
-        denoisers = seam.denoisers_of(pipeline)
-        if not denoisers:
+        denoisers = seam.denoisers_of(pipeline, self.family.denoisers)
+        if not denoisers and not self.family.whole:
             raise ValueError(f"{type(pipeline).__name__} has no denoising model under a name that gfdit knows")
         seam.install(pipeline, denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
@@ -62,23 +106,33 @@ class ForwardAdapter(StepExecutionAdapter):
                 self._ready[call.task.id] = self._resumed(call)
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
-        run = {TaskKind.ENCODE: self.encode, TaskKind.DENOISE: self._step, TaskKind.DECODE: self.decode}
+        run = {
+            TaskKind.ENCODE: self.encode,
+            TaskKind.DENOISE: self.step,
+            TaskKind.DECODE: self.decode,
+            TaskKind.REQUEST: self._whole,
+        }
         try:
             return [run[call.task.kind](call) for call in calls]
         finally:
             self._drop_ready()
 
-    def encode(self, call: TaskCall) -> TaskOutput:
+    def encode(self, call: TaskCall, mode: Mode | None = None) -> TaskOutput:
+        """``mode`` in place of the request's own."""
         assert call.request is not None, f"{call.task.id} has no request"
         request = _with_seed(call.request)
-        run = self._begin(request, ())
-        run.advance()
-        conditioning = {"request": request, "log": tuple(run.log)}
+        mode = mode or self._mode_of(request) or Mode()
+        run = self._begin(request, mode, ())
+        try:
+            run.advance()
+        except ValueError as error:  # what a client asked for: nothing was computed but its prompt
+            raise OmniClientError(str(error)) from error
+        conditioning = {"request": request, "mode": mode, "log": tuple(run.log)}
         return TaskOutput((conditioning, self._held(run, len(run.log), 0)))
 
-    def _step(self, call: TaskCall) -> TaskOutput:
+    def step(self, call: TaskCall) -> TaskOutput:
         conditioning, latents = call.inputs
-        if latents["output"] is not None:  # the pipeline does fewer steps than it was asked for
+        if latents["output"] is not None:  # the pipeline does fewer steps than was expected
             return TaskOutput((Held(latents),))
         run = self._taken(call)
         run.advance()
@@ -100,6 +154,28 @@ class ForwardAdapter(StepExecutionAdapter):
             )
         return TaskOutput(result=run.result)
 
+    def _whole(self, call: TaskCall) -> TaskOutput:
+        assert call.request is not None, f"{call.task.id} has no request"
+        return TaskOutput(result=self.run_whole(call.request))
+
+    def run_whole(self, request: OmniDiffusionRequest) -> DiffusionOutput:
+        """All of it at once, as stock does, but for what it leaves on the pipeline."""
+        overlay = self._scene.overlay
+        overlay.put_on(overlay.fresh())
+        try:
+            return self._call_forward(self._own(_with_seed(request)))
+        finally:
+            overlay.take_off()
+
+    def planned_steps(self, request: OmniDiffusionRequest, mode: Mode) -> int | None:
+        """Timesteps that the request's scheduler has when denoising begins."""
+        run = self._begin(_with_seed(request), mode, ())
+        try:
+            run.advance()
+            return run.num_timesteps()
+        finally:
+            run.end()
+
     def sampling_params(self, call: TaskCall) -> Any:
         return (call.request or call.inputs[0]["request"]).sampling_params
 
@@ -113,23 +189,29 @@ class ForwardAdapter(StepExecutionAdapter):
         conditioning, latents = call.inputs
         if (run := self.suspended.take(latents)) is not None:
             return run
-        run = self._begin(conditioning["request"], (*conditioning["log"], *latents["log"]))
+        run = self._begin(conditioning["request"], conditioning["mode"], (*conditioning["log"], *latents["log"]))
         run.advance()
         return run
 
-    def _begin(self, request: OmniDiffusionRequest, log: Log) -> Run:
+    def _begin(self, request: OmniDiffusionRequest, mode: Mode, log: Log) -> Run:
+        own = self._own(request)
+        generator = own.sampling_params.generator
+        return Run(self._scene, mode, own, [generator] if isinstance(generator, torch.Generator) else [], log)
+
+    def _own(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
+        """A copy for one call of ``forward``, which writes into it and draws from its generator."""
         own = copy.copy(request)
         own.prompt = copy.copy(request.prompt)
         own.sampling_params = sampling = copy.deepcopy(request.sampling_params)
         sampling.generator = self.new_generator(sampling)
-        generators = sampling.generator if isinstance(sampling.generator, list) else [sampling.generator]
-        return Run(self._scene, self.mode, own, [one for one in generators if one is not None], log)
+        return own
 
     def _held(self, run: Run, num_conditioning: int, step: int) -> Held:
         """The artifact that ``run`` stopped at, or ended with."""
         if run.has_ended:
-            return Held(step=step, log=(), output=run.result)
-        held = Held(step=step, log=tuple(run.log[num_conditioning:]), output=None)
+            return Held(step=step, log=(), output=run.result, splits_guidance=run.splits_guidance)
+        log = tuple(run.log[num_conditioning:])
+        held = Held(step=step, log=log, output=None, splits_guidance=run.splits_guidance)
         self.suspended.keep(held, run)
         return held
 

@@ -1,7 +1,7 @@
 """A call that can stop anywhere below and go on later: a thread of its own, of which one at a time runs.
 
-Threads and not greenlets, because torch keeps modes (no gradients, autocast, the current stream) per thread: what a
-call has switched on must neither be left on for others nor be off when it goes on.
+Threads and not greenlets, because torch keeps modes (no gradients, autocast, the current stream) per thread: what
+a call has switched on must neither be left on for others nor be off when it goes on.
 """
 
 from __future__ import annotations

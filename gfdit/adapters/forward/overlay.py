@@ -1,7 +1,7 @@
 """What a request sets on the pipeline, put on while it runs and taken off while others do.
 
-Stock keeps on the pipeline what belongs to one request: guidance scales, the current timestep, a scheduler with its
-history. Every request gets its own.
+Stock keeps on the pipeline what belongs to one request: guidance scales, the current timestep, a scheduler with
+its history. Every request gets its own.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Past(torch.Tensor):
     """Made of a meta tensor, which goes where it goes; its device is the one that the real tensor had."""
 
     _meta: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, meta: torch.Tensor, device: torch.device) -> Past:
@@ -49,11 +49,11 @@ class Past(torch.Tensor):
     def __init__(self, meta: torch.Tensor, device: torch.device) -> None:
         self._meta = meta
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Past({tuple(self.shape)}, {self.dtype}, {self.device})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: torch._ops.OpOverload,
         types: tuple[type, ...],
@@ -84,7 +84,8 @@ class Past(torch.Tensor):
         def to_past(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            return past.get(id(value)) or Past(value, device[0])  # what was changed in place is itself
+            known = past.get(id(value))  # what was changed in place is itself
+            return Past(value, device[0]) if known is None else known
 
         return tree_map(to_past, made)
 

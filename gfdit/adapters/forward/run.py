@@ -1,15 +1,8 @@
 """One request's ``forward`` on one rank: where it is cut, what it leaves for others to go on from, and going on.
 
 A log has an entry for every call of a model that the forward has made. To go on elsewhere, ``forward`` begins anew
-there and its calls are answered from the log. How much of a value the log keeps is the mode:
-
-``compact``
-    Encoders' outputs, and of denoising the last scheduler step's result, with the state of the scheduler and of
-    random generators after it. All earlier results are tensors without values
-    (:mod:`gfdit.adapters.forward.past`): a forward that needs one raises.
-``full``
-    Every noise prediction; scheduler steps and all that forward does itself are done again. For loops that keep
-    something of earlier steps, or that step by themselves.
+there and its calls are answered from the log. How much of a value the log keeps is the
+:class:`~gfdit.adapters.forward.verdict.Mode`.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,25 +21,7 @@ from gfdit.adapters.forward.coroutine import Coroutine
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
 from gfdit.adapters.forward.seam import Kind
-
-
-class Keep(StrEnum):
-    """What a log keeps of denoising."""
-
-    COMPACT = "compact"
-    FULL = "full"
-
-
-class Cut(StrEnum):
-    """Where a denoising step ends."""
-
-    STEP = "scheduler step"  # after each
-    DENOISER = "denoiser"  # before each call but the first: loops that step by themselves
-
-
-class Mode(NamedTuple):
-    keep: Keep = Keep.COMPACT
-    cut: Cut = Cut.STEP
+from gfdit.adapters.forward.verdict import Cut, Keep, Mode
 
 
 class ReplayError(RuntimeError):
@@ -85,7 +59,9 @@ class Scene:
 class Run:
     """See :class:`gfdit.adapters.forward.seam.Listener`. Used by one thread at a time."""
 
-    def __init__(self, scene: Scene, mode: Mode, request: Any, generators: list[torch.Generator], log: Log) -> None:
+    def __init__(
+        self, scene: Scene, mode: Mode, request: Any, generators: list[torch.Generator], log: Log
+    ) -> None:
         self.log: list[Entry] = list(log)
         self.num_steps = 0
         self.is_inside = False
@@ -110,7 +86,7 @@ class Run:
         return self._coroutine.result
 
     def advance(self) -> bool:
-        """To the next cut, or the end; returns whether that was it. The first time: through the past to its end."""
+        """To the next cut, or the end; returns whether that was it. The first time: to where the log ends."""
         scene = self._scene
         scene.overlay.put_on(self._attributes)
         try:
@@ -130,13 +106,23 @@ class Run:
     def num_bytes(self) -> int:
         return self._coroutine.num_bytes()
 
+    def num_timesteps(self) -> int | None:
+        """Of the schedulers that the forward has set, the most that one has."""
+        schedulers = [value for own in self._attributes for value in own.values() if is_scheduler(value)]
+        lengths = [
+            len(timesteps) for one in schedulers if (timesteps := getattr(one, "timesteps", None)) is not None
+        ]
+        return max(lengths, default=None)
+
     # On the coroutine's thread
 
     def _forward(self, request: Any) -> Any:
         seam.listen(self)
         return self._scene.call_forward(request)
 
-    def call(self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Make the call or answer it from the log, and stop where a task ends."""
         if kind is Kind.DENOISER:
             seam.report_schedulers(self._scene.pipeline)
@@ -160,7 +146,13 @@ class Run:
             self._coroutine.suspend()
 
     def _make(
-        self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], logged: bool
+        self,
+        kind: Kind,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        logged: bool,
     ) -> Any:
         self.is_inside = True
         try:
@@ -173,7 +165,13 @@ class Run:
         return value
 
     def _entry(
-        self, kind: Kind, name: str, value: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kind: Kind,
+        name: str,
+        value: Any,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Entry:
         if kind in (Kind.DENOISER, Kind.DECODER) and self._mode.keep is Keep.COMPACT:
             return Entry(kind, name, specs_of(value))
@@ -213,7 +211,9 @@ class Run:
 
 def _own(value: Any) -> Any:
     """A copy: the log and the forward each have theirs, so that neither sees what the other changes in place."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor if isinstance(tensor, Past) else tensor.clone(), value)
+    return tree_map_only(
+        torch.Tensor, lambda tensor: tensor if isinstance(tensor, Past) else tensor.clone(), value
+    )
 
 
 def _self_of(step: Callable[..., Any]) -> Any:

@@ -1,8 +1,9 @@
 """Where the ``forward`` of a pipeline can be cut: calls of its models and schedulers, reported to who runs it.
 
-Installed once, on the loaded pipeline: on methods of the instance, on modules from outside of their hooks, and on the
-classes of schedulers, because forwards replace and copy these. Outside of a :class:`~gfdit.adapters.forward.run.Run`
-all of them do what they did before. A call inside of another one is part of it.
+Installed once, on the loaded pipeline: on methods of the instance, on modules from outside of their hooks, and on
+the classes of schedulers, because forwards replace and copy these. Outside of a
+:class:`~gfdit.adapters.forward.run.Run` all of them do what they did before. A call inside of another one is part
+of it.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Listener(Protocol):
     #: Whether a call is under way that was reported.
     is_inside: bool
 
-    def call(self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ...
+    def call(
+        self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
 
 
 class _Here(threading.local):
@@ -133,8 +135,9 @@ def _report_steps(cls: type) -> None:
         return listener.call(Kind.STEP, type(self).__name__, functools.partial(original, self), args, kwargs)
 
     step._gfdit_reported = True  # type: ignore[attr-defined]
-    setattr(owner, "step", step)
+    owner.step = step  # type: ignore[attr-defined]
 
 
 def _subclasses(cls: type) -> list[type]:
-    return [one for direct in cls.__subclasses__() for one in (direct, *_subclasses(direct))]
+    direct: list[type] = cls.__subclasses__()
+    return [one for subclass in direct for one in (subclass, *_subclasses(subclass))]

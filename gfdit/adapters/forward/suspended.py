@@ -10,7 +10,7 @@ from gfdit.adapters.forward.run import Run
 
 
 class Held(dict[str, Any]):
-    """An artifact on the rank that made it, which may go on from where it was made. Copies are plain dictionaries."""
+    """An artifact on the rank that made it, where its forward may go on. Copies are plain dictionaries."""
 
     __slots__ = ("__weakref__",)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gfdit.adapters.forward.verdict import Verdicts
 from gfdit.adapters.testing.conductor import Conductor, call_all
 from gfdit.adapters.testing.flow import Flow
 from gfdit.adapters.testing.messages import How, Prepared
@@ -203,6 +204,14 @@ class AdapterKit:
 
     # Ranks
 
+    def self_test(self, size: int = 64) -> Verdicts:
+        """What a server learns of the model when it starts; requests are cut by it from then on."""
+        verdicts = self._ranks[0].call("self_test", self._engine.call("self_test_pairs", size))
+        self._engine.call("use_verdicts", verdicts)
+        for child in self._ranks:
+            child.call("apply", _use_verdicts, (verdicts,))
+        return verdicts
+
     def use_adapter(self, path: str | None) -> None:
         """Drive the loaded pipeline by the adapter at ``module:Class`` from now on; None: its own."""
         call_all(self._ranks, "use_adapter", path)
@@ -238,6 +247,10 @@ class AdapterKit:
         for flow in flows:
             while flow.next.kind in (TaskKind.ENCODE, TaskKind.PREPARE):
                 self._conductor.dispatch([flow])
+
+
+def _use_verdicts(executor: Any, verdicts: Verdicts) -> None:
+    executor.gfdit_use_verdicts(verdicts)
 
 
 @dataclass(frozen=True)

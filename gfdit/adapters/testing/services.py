@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
 from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
 from vllm_omni.diffusion.registry import get_diffusion_pre_process_func
+from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.diffusion_worker import WorkerWrapperBase
 from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.adapters import batching
 from gfdit.adapters.base import TaskCall, TaskOutput
+from gfdit.adapters.forward.adapter import ForwardAdapter
+from gfdit.adapters.forward.self_test import self_test
+from gfdit.adapters.forward.verdict import Verdicts
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.adapters.testing.fingerprint import Fingerprint, differences, fingerprint
 from gfdit.adapters.testing.loaded_state import LoadedState, transformers_of
@@ -32,6 +37,7 @@ from gfdit.core.tasks import Task, TaskKind, with_candidates
 from gfdit.core.tiling import decode_candidates
 from gfdit.migration.transfer import migrate
 from gfdit.omni.compatibility import check_config
+from gfdit.omni.cuts import Pair, pairs_to_try
 from gfdit.omni.executor import OmniExecutor, WorkerPayload
 
 ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
@@ -49,12 +55,24 @@ class EngineService:
         self._ring = ring
         self._od_config = self._build({}, engine_backend=ENGINE)
         check_config(self._od_config)
+        self._verdicts: Verdicts | None = None
         self._pre_process = get_diffusion_pre_process_func(self._od_config)
 
     def elastic_config(self) -> bytes:
         """For the ranks."""
         self._od_config.parallel_config.data_parallel_size = self._od_config.num_gpus = self._num_ranks
         return pickle.dumps(self._od_config)
+
+    def self_test_pairs(self, size: int) -> list[Pair]:
+        """What the engine tries when it starts."""
+        return pairs_to_try(partial(DiffusionEngine._make_dummy_request, self), self._prepared, size)
+
+    @property
+    def od_config(self) -> OmniDiffusionConfig:
+        return self._od_config
+
+    def use_verdicts(self, verdicts: Verdicts) -> None:
+        self._verdicts = verdicts
 
     def stock_config(self, degrees: dict[str, int]) -> tuple[bytes, int]:
         """For stock workers of these static degrees, and how many of them there are."""
@@ -63,15 +81,18 @@ class EngineService:
         return pickle.dumps(od_config), od_config.num_gpus
 
     def prepare(self, request: KitRequest, request_id: str, adapter: str | None, loaded: Loaded) -> Prepared:
-        omni_request = request.to_omni(request_id)
-        if self._pre_process is not None:
-            omni_request = self._pre_process(omni_request)
+        omni_request = self._prepared(request.to_omni(request_id))
         half = make_adapter(self._od_config, self._num_ranks, adapter, ring=self._ring)
+        if isinstance(half, ForwardAdapter):
+            half.verdicts = self._verdicts
         trajectory = half.convert(omni_request, None if loaded.sequence_parallel else 1)
         decode = decode_candidates(loaded.tiling, trajectory.shape, self._num_ranks)
         graph = with_candidates(trajectory.graph, TaskKind.DECODE, decode)
         graph.check()
         return Prepared(pickle.dumps(omni_request), graph)
+
+    def _prepared(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
+        return request if self._pre_process is None else self._pre_process(request)
 
     def _build(self, degrees: dict[str, int], **more: Any) -> OmniDiffusionConfig:
         options = {"enforce_eager": True, "dtype": self._dtype, **self._options, **more}
@@ -194,6 +215,12 @@ class RankService:
             return 0
         self.executor.import_artifact(command.artifact, arrived.parts, command.view)
         return arrived.num_bytes
+
+    def self_test(self, pairs: list[Pair]) -> Verdicts:
+        """Of all of them, on this rank."""
+        adapter = self.executor.adapter
+        assert isinstance(adapter, ForwardAdapter), "only a forward is cut"
+        return {signature: self_test(adapter, pair, self.executor.alone) for signature, pair in pairs}
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.executor.free(artifacts)

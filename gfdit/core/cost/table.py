@@ -98,7 +98,13 @@ class NominalCostModel(CalibratedCostModel):
 
 _SECONDS_PER_TOKEN = 1e-4
 _STEPS_WORTH = MappingProxyType(
-    {TaskKind.ENCODE: 0.1, TaskKind.PREPARE: 0.1, TaskKind.DENOISE: 1.0, TaskKind.DECODE: 2.0}
+    {
+        TaskKind.ENCODE: 0.1,
+        TaskKind.PREPARE: 0.1,
+        TaskKind.DENOISE: 1.0,
+        TaskKind.DECODE: 2.0,
+        TaskKind.REQUEST: 50.0,
+    }
 )
 
 
