@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,9 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
 from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
+from gfdit.adapters.batching import log_split
 from gfdit.adapters.forward import seam
+from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import FAMILIES, Family
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.run import Log, Run, Scene
@@ -40,7 +43,7 @@ SUSPENDED_BYTES = 4 << 30
 class ForwardAdapter(StepExecutionAdapter):
     """See :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
 
-    batches: ClassVar[bool] = False
+    batches: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     #: By signature; None before anything was tried: every request is cut at its scheduler's steps.
     verdicts: Verdicts | None = None
@@ -113,9 +116,25 @@ class ForwardAdapter(StepExecutionAdapter):
             TaskKind.REQUEST: self._whole,
         }
         try:
+            if len(calls) > 1 and calls[0].task.kind is TaskKind.DENOISE:
+                self._predict_together(calls)
             return [run[call.task.kind](call) for call in calls]
         finally:
             self._drop_ready()
+
+    def _predict_together(self, calls: list[TaskCall]) -> None:
+        """Bring all to the end of their noise prediction, which is one call if that is possible."""
+        runs = [self._ready[call.task.id] for call in calls if call.task.id in self._ready]
+        waiting = [(run, pending) for run in runs if (pending := run.to_denoiser()) is not None]
+        if len(waiting) < 2:
+            return
+        try:
+            make = together([pending for _, pending in waiting])
+        except NotAlikeError as error:
+            log_split(str(error))
+            return
+        for number, (run, _) in enumerate(waiting):  # the first one makes the call
+            run.go_on(partial(make, number))
 
     def encode(self, call: TaskCall, mode: Mode | None = None) -> TaskOutput:
         """``mode`` in place of the request's own."""
@@ -135,7 +154,8 @@ class ForwardAdapter(StepExecutionAdapter):
         if latents["output"] is not None:  # the pipeline does fewer steps than was expected
             return TaskOutput((Held(latents),))
         run = self._taken(call)
-        run.advance()
+        if not run.has_ended:
+            run.advance()
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
     def decode(self, call: TaskCall) -> TaskOutput:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gfdit.adapters.forward import seam
+from gfdit.adapters.forward.batch import Pending
 from gfdit.adapters.forward.coroutine import Coroutine
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
@@ -74,6 +75,9 @@ class Run:
         self._attributes: State = scene.overlay.fresh()
         self._coroutine = Coroutine(partial(self._forward, request), "gfdit-forward")
         self._num_denoiser_calls = 0
+        self._pauses = False
+        self._pending: Pending | None = None
+        self._instead: Callable[[], Any] | None = None
 
     # From outside
 
@@ -93,6 +97,17 @@ class Run:
             return self._coroutine.resume(scene.adopt())
         finally:
             self._attributes = scene.overlay.take_off()
+
+    def to_denoiser(self) -> Pending | None:
+        """To the next call of a denoiser, which waits to be made; None if a cut or the end comes first."""
+        self._pauses, self._pending = True, None
+        self.advance()
+        self._pauses = False
+        return self._pending
+
+    def go_on(self, make: Callable[[], Any]) -> None:
+        """With what ``make()`` returns for the call that waits, to the next call that does, cut or end."""
+        self._instead = make
 
     def end(self) -> None:
         """Of a run that will not go on."""
@@ -126,7 +141,7 @@ class Run:
         """Make the call or answer it from the log, and stop where a task ends."""
         if kind is Kind.DENOISER:
             seam.report_schedulers(self._scene.pipeline)
-            self._before_denoiser(name, args, kwargs)
+            self._before_denoiser(name, fn, args, kwargs)
         logged = kind is not Kind.STEP or self._mode.keep is Keep.COMPACT
         if logged and self._position < len(self.log):
             value = self._answer(kind, name, fn, args, kwargs)
@@ -138,11 +153,16 @@ class Run:
                 self._coroutine.suspend()
         return value
 
-    def _before_denoiser(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_denoiser(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if name in seam.PREDICTORS and (kwargs.get("do_true_cfg") or (args and args[0] is True)):
             self.splits_guidance = True
         self._num_denoiser_calls += 1
         if self._position == len(self.log) and (self._num_denoiser_calls == 1 or self._mode.cut is Cut.DENOISER):
+            self._coroutine.suspend()
+        if self._position == len(self.log) and self._pauses:
+            self._pending = Pending(name, fn, args, kwargs)
             self._coroutine.suspend()
 
     def _make(
@@ -155,8 +175,9 @@ class Run:
         logged: bool,
     ) -> Any:
         self.is_inside = True
+        instead, self._instead = self._instead, None
         try:
-            value = fn(*args, **kwargs)
+            value = fn(*args, **kwargs) if instead is None else instead()
         finally:
             self.is_inside = False
         if logged:
