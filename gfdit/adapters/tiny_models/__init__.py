@@ -13,6 +13,7 @@ from pathlib import Path
 
 FAMILIES = {
     "flux": "gfdit.adapters.tiny_models.flux",
+    "flux-kontext": "gfdit.adapters.tiny_models.flux:write_kontext",
     "helios": "gfdit.adapters.tiny_models.helios",
     "longcat-image": "gfdit.adapters.tiny_models.longcat_image",
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",

@@ -1,4 +1,7 @@
-"""FLUX.1: text encoders CLIP and T5, an image VAE, two-stream and single-stream blocks, distilled guidance."""
+"""FLUX.1: text encoders CLIP and T5, an image VAE, two-stream and single-stream blocks, distilled guidance.
+
+Kontext, which edits an image, is another pipeline over the same parts.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +15,7 @@ from gfdit.adapters.tiny_models.rope import rope_axes
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
 
 
-def write(directory: Path, spec: TinyModelSpec) -> None:
+def write(directory: Path, spec: TinyModelSpec, pipeline: str = "FluxPipeline") -> None:
     """`--layers` counts the blocks of each kind."""
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
@@ -25,7 +28,12 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     torch.manual_seed(spec.seed + 3)
     _transformer(spec).save_pretrained(directory / "transformer")
     _scheduler().save_pretrained(directory / "scheduler")
-    (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
+    index = {"_class_name": pipeline} | _COMPONENTS
+    (directory / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_kontext(directory: Path, spec: TinyModelSpec) -> None:
+    write(directory, spec, pipeline="FluxKontextPipeline")
 
 
 def _transformer(spec: TinyModelSpec) -> FluxTransformer2DModel:
@@ -55,8 +63,7 @@ def _scheduler() -> FlowMatchEulerDiscreteScheduler:
     )
 
 
-_MODEL_INDEX = {
-    "_class_name": "FluxPipeline",
+_COMPONENTS = {
     "_diffusers_version": "0.30.0.dev0",
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
     "text_encoder": ["transformers", "CLIPTextModel"],

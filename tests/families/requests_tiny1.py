@@ -1,0 +1,27 @@
+"""One request of each kind that a family's pipeline takes, small enough to run on a CPU in seconds.
+
+By the name of the checkpoint for `gfdit tiny-model`, then by kind: ``text`` is the plainest, ``guided`` calls the
+transformer with a negative prompt too, ``image`` has an image to start from or to edit.
+"""
+
+import numpy as np
+from PIL import Image
+
+from gfdit.adapters.testing import KitRequest
+
+
+def picture(seed: int = 1, width: int = 80, height: int = 64) -> Image.Image:
+    """Random colours, smooth."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height))
+
+
+TEXT = KitRequest(steps=3)
+
+REQUESTS: dict[str, dict[str, KitRequest]] = {
+    "flux-kontext": {
+        "text": TEXT.but(max_sequence_length=32),
+        "image": TEXT.but(images=(picture(),)),
+        "guided": TEXT.but(images=(picture(),), negative_prompt="blurry", true_cfg_scale=4.0),
+    },
+}
