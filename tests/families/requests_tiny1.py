@@ -24,4 +24,15 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "image": TEXT.but(images=(picture(),)),
         "guided": TEXT.but(images=(picture(),), negative_prompt="blurry", true_cfg_scale=4.0),
     },
+    "flux2": {
+        "text": TEXT,
+        "image": TEXT.but(images=(picture(),)),
+        "images": TEXT.but(images=(picture(), picture(2, 64, 96)), max_sequence_length=256),
+        "guided": TEXT.but(negative_prompt="blurry", guidance_scale=4.0, max_sequence_length=256),
+    },
+    "flux2-klein": {
+        "text": TEXT.but(max_sequence_length=64),
+        "image": TEXT.but(images=(picture(),), max_sequence_length=64),
+        "guided": TEXT.but(guidance_scale=4.0, max_sequence_length=64),
+    },
 }

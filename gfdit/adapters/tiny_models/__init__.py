@@ -14,6 +14,8 @@ from pathlib import Path
 FAMILIES = {
     "flux": "gfdit.adapters.tiny_models.flux",
     "flux-kontext": "gfdit.adapters.tiny_models.flux:write_kontext",
+    "flux2": "gfdit.adapters.tiny_models.flux2",
+    "flux2-klein": "gfdit.adapters.tiny_models.flux2:write_klein",
     "helios": "gfdit.adapters.tiny_models.helios",
     "longcat-image": "gfdit.adapters.tiny_models.longcat_image",
     "qwen-image": "gfdit.adapters.tiny_models.qwen_image",

@@ -27,7 +27,7 @@ def write(directory: Path, spec: TinyModelSpec, pipeline: str = "FluxPipeline") 
     autoencoder_kl(0.3611, 0.1159).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 3)
     _transformer(spec).save_pretrained(directory / "transformer")
-    _scheduler().save_pretrained(directory / "scheduler")
+    scheduler().save_pretrained(directory / "scheduler")
     index = {"_class_name": pipeline} | _COMPONENTS
     (directory / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
 
@@ -51,7 +51,7 @@ def _transformer(spec: TinyModelSpec) -> FluxTransformer2DModel:
     )
 
 
-def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+def scheduler() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(
         num_train_timesteps=1000,
         shift=3.0,
