@@ -17,6 +17,9 @@ def picture(seed: int = 1, width: int = 80, height: int = 64) -> Image.Image:
 
 
 TEXT = KitRequest(steps=3)
+LAYERS = TEXT.but(
+    height=None, width=None, images=(picture(width=64, height=64),), sampling={"layers": 2, "resolution": 640}
+)
 
 REQUESTS: dict[str, dict[str, KitRequest]] = {
     "flux-kontext": {
@@ -34,5 +37,20 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "text": TEXT.but(max_sequence_length=64),
         "image": TEXT.but(images=(picture(),), max_sequence_length=64),
         "guided": TEXT.but(guidance_scale=4.0, max_sequence_length=64),
+    },
+    "krea2": {
+        "guided": TEXT.but(negative_prompt="blurry", guidance_scale=4.0),
+    },
+    "krea2-turbo": {
+        "text": TEXT,
+    },
+    "longcat-image-edit": {
+        "image": TEXT.but(images=(picture(),), guidance_scale=1.0),
+        "guided": TEXT.but(images=(picture(),), negative_prompt="blurry", guidance_scale=4.0),
+    },
+    "qwen-image-layered": {
+        # The pipeline's own smallest size: 640 x 640 pixels, cut by 64 into tokens.
+        "image": LAYERS,
+        "guided": LAYERS.but(negative_prompt="blurry", true_cfg_scale=4.0),
     },
 }
