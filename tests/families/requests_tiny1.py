@@ -53,4 +53,13 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "image": LAYERS,
         "guided": LAYERS.but(negative_prompt="blurry", true_cfg_scale=4.0),
     },
+    "ernie-image": {
+        "text": TEXT.but(guidance_scale=1.0),
+        "guided": TEXT.but(guidance_scale=4.0),
+    },
+    "stable-audio": {
+        "text": TEXT.but(guidance_scale=1.0),
+        "guided": TEXT.but(guidance_scale=7.0),
+        "guided by text": TEXT.but(guidance_scale=7.0, negative_prompt="noise"),
+    },
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FAMILIES = {
+    "ernie-image": "gfdit.adapters.tiny_models.ernie_image",
     "flux": "gfdit.adapters.tiny_models.flux",
     "flux-kontext": "gfdit.adapters.tiny_models.flux:write_kontext",
     "flux2": "gfdit.adapters.tiny_models.flux2",
@@ -26,6 +27,7 @@ FAMILIES = {
     "qwen-image-edit-plus": "gfdit.adapters.tiny_models.qwen_image_edit:write_plus",
     "qwen-image-layered": "gfdit.adapters.tiny_models.qwen_image_edit:write_layered",
     "sd3": "gfdit.adapters.tiny_models.sd3",
+    "stable-audio": "gfdit.adapters.tiny_models.stable_audio",
     "wan2.2-i2v": "gfdit.adapters.tiny_models.wan:write_i2v",
     "wan2.2-t2v-a14b": "gfdit.adapters.tiny_models.wan:write_t2v",
     "wan2.2-ti2v": "gfdit.adapters.tiny_models.wan:write_ti2v",

@@ -25,12 +25,7 @@ _CHAT = "{% for m in messages %}[INST]{% for c in m.content %}{{ c.text }}{% end
 
 def write(directory: Path, spec: TinyModelSpec) -> None:
     """`--layers` counts the blocks of each kind."""
-    tokenizer = directory / "tokenizer"
-    num_tokens = write_byte_tokenizer(tokenizer, _SPECIAL_TOKENS)
-    # Tokenizers of Mistral's are only looked for in one file, tokenizer.json.
-    Qwen2Tokenizer.from_pretrained(tokenizer).save_pretrained(tokenizer)
-    (tokenizer / "preprocessor_config.json").write_text(json.dumps(_IMAGES, indent=2) + "\n")
-    (tokenizer / "chat_template.jinja").write_text(_CHAT)
+    num_tokens = write_mistral_tokenizer(directory / "tokenizer")
     torch.manual_seed(spec.seed)
     _write(directory, spec, mistral(num_tokens, text_encoder_out_layers=list(TEXT_LAYERS)), guidance=True)
 
@@ -52,6 +47,16 @@ def _write(directory: Path, spec: TinyModelSpec, text_encoder: PreTrainedModel, 
     scheduler().save_pretrained(directory / "scheduler")
     index = _COMPONENTS | (_FLUX2 if guidance else _KLEIN)
     (directory / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_mistral_tokenizer(directory: Path) -> int:
+    """Write it as a processor, which takes pictures too. Returns the number of tokens."""
+    num_tokens = write_byte_tokenizer(directory, _SPECIAL_TOKENS)
+    # Tokenizers of Mistral's are only looked for in one file, tokenizer.json.
+    Qwen2Tokenizer.from_pretrained(directory).save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(_IMAGES, indent=2) + "\n")
+    (directory / "chat_template.jinja").write_text(_CHAT)
+    return num_tokens
 
 
 def mistral(num_tokens: int, **fields: Any) -> Mistral3ForConditionalGeneration:
