@@ -62,4 +62,8 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "guided": TEXT.but(guidance_scale=7.0),
         "guided by text": TEXT.but(guidance_scale=7.0, negative_prompt="noise"),
     },
+    "anima": {
+        "text": TEXT.but(guidance_scale=1.0),
+        "guided": TEXT.but(negative_prompt="blurry", guidance_scale=4.0),
+    },
 }

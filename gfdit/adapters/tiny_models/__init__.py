@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FAMILIES = {
+    "anima": "gfdit.adapters.tiny_models.anima",
     "ernie-image": "gfdit.adapters.tiny_models.ernie_image",
     "flux": "gfdit.adapters.tiny_models.flux",
     "flux-kontext": "gfdit.adapters.tiny_models.flux:write_kontext",

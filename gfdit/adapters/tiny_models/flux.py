@@ -51,11 +51,12 @@ def _transformer(spec: TinyModelSpec) -> FluxTransformer2DModel:
     )
 
 
-def scheduler() -> FlowMatchEulerDiscreteScheduler:
+def scheduler(*, use_dynamic_shifting: bool = True) -> FlowMatchEulerDiscreteScheduler:
+    """Dynamic shifting adapts the time steps to the size of the image."""
     return FlowMatchEulerDiscreteScheduler(
         num_train_timesteps=1000,
         shift=3.0,
-        use_dynamic_shifting=True,
+        use_dynamic_shifting=use_dynamic_shifting,
         base_shift=0.5,
         max_shift=1.15,
         base_image_seq_len=256,
