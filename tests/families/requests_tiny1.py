@@ -66,4 +66,12 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "text": TEXT.but(guidance_scale=1.0),
         "guided": TEXT.but(negative_prompt="blurry", guidance_scale=4.0),
     },
+    "ovis-image": {
+        "text": TEXT.but(guidance_scale=1.0),
+        "guided": TEXT.but(negative_prompt="blurry", guidance_scale=4.0),
+    },
+    "sdxl": {
+        "text": TEXT.but(guidance_scale=1.0),
+        "guided": TEXT.but(negative_prompt="blurry", guidance_scale=5.0),
+    },
 }

@@ -1,4 +1,4 @@
-"""Image VAEs: that of FLUX, LongCat-Image, Ovis-Image, Stable Diffusion 3 and Z-Image, and that of FLUX.2.
+"""Image VAEs: that of FLUX, LongCat-Image, Ovis-Image, Stable Diffusion and Z-Image, and that of FLUX.2.
 
 A side of 8 pixels is one latent.
 """
@@ -20,10 +20,12 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def autoencoder_kl(scaling_factor: float, shift_factor: float) -> AutoencoderKL:
+def autoencoder_kl(
+    scaling_factor: float, shift_factor: float | None, latent_channels: int = LATENT_CHANNELS
+) -> AutoencoderKL:
     return AutoencoderKL(
         **_SIZES,
-        latent_channels=LATENT_CHANNELS,
+        latent_channels=latent_channels,
         scaling_factor=scaling_factor,
         shift_factor=shift_factor,
         use_quant_conv=False,
