@@ -27,7 +27,9 @@ ADAPTERS = {
 }
 #: Modules whose ``register`` lets a process load checkpoints that vLLM-Omni's own pipeline class cannot.
 PIPELINES = {
-    "ZImagePipeline": "gfdit.adapters.z_image_pipeline",
+    "OvisImagePipeline": "gfdit.adapters.own_dimensions",
+    "StableDiffusionXLPipeline": "gfdit.adapters.own_dimensions",
+    "ZImagePipeline": "gfdit.adapters.own_dimensions",
 }
 GENERIC = "gfdit.adapters.forward.adapter:ForwardAdapter"
 

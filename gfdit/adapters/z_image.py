@@ -25,11 +25,11 @@ from vllm_omni.diffusion.worker.utils import StepRequestState
 from gfdit.adapters.base import Trajectory
 from gfdit.adapters.denoise_loop import DenoiseLoopAdapter, timestep_rows
 from gfdit.adapters.image_vae import decode_image
+from gfdit.adapters.own_dimensions import transformer_field
 from gfdit.adapters.prompts import negative_text, positive_text
 from gfdit.adapters.sampling import check_max_sequence_length, check_sides, image_size, num_images
 from gfdit.adapters.sequence_plan import SequencePlan, split
 from gfdit.adapters.z_image_branch import BranchOfBatch
-from gfdit.adapters.z_image_pipeline import transformer_field
 from gfdit.core.tasks import Shape
 
 # The VAE halves each side three times and the transformer takes 2 x 2 patches; both are fixed by the family.

@@ -10,7 +10,9 @@ MAX_TOKENS = 77
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 
 
-def write_clip(tokenizer: Path, text_encoder: Path, *, projection: bool = False) -> None:
+def write_clip(
+    tokenizer: Path, text_encoder: Path, *, projection: bool = False, projection_width: int = WIDTH
+) -> None:
     """Write a tokenizer and an encoder for it; ``projection`` gives the kind that Stable Diffusion 3 takes."""
     symbols = list(bytes_to_unicode().values())
     tokens = [*symbols, *(f"{symbol}</w>" for symbol in symbols), _START, _END]
@@ -20,7 +22,7 @@ def write_clip(tokenizer: Path, text_encoder: Path, *, projection: bool = False)
         vocab_size=len(vocab),
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
-        projection_dim=WIDTH,
+        projection_dim=projection_width,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=MAX_TOKENS,

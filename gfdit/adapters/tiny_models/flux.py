@@ -1,4 +1,7 @@
-"""FLUX.1: text encoders CLIP and T5, an image VAE, two-stream and single-stream blocks, distilled guidance."""
+"""FLUX.1: text encoders CLIP and T5, an image VAE, two-stream and single-stream blocks, distilled guidance.
+
+Kontext, which edits an image, is another pipeline over the same parts.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +15,7 @@ from gfdit.adapters.tiny_models.rope import rope_axes
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
 
 
-def write(directory: Path, spec: TinyModelSpec) -> None:
+def write(directory: Path, spec: TinyModelSpec, pipeline: str = "FluxPipeline") -> None:
     """`--layers` counts the blocks of each kind."""
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
@@ -24,8 +27,13 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     autoencoder_kl(0.3611, 0.1159).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 3)
     _transformer(spec).save_pretrained(directory / "transformer")
-    _scheduler().save_pretrained(directory / "scheduler")
-    (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
+    scheduler().save_pretrained(directory / "scheduler")
+    index = {"_class_name": pipeline} | _COMPONENTS
+    (directory / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_kontext(directory: Path, spec: TinyModelSpec) -> None:
+    write(directory, spec, pipeline="FluxKontextPipeline")
 
 
 def _transformer(spec: TinyModelSpec) -> FluxTransformer2DModel:
@@ -43,11 +51,12 @@ def _transformer(spec: TinyModelSpec) -> FluxTransformer2DModel:
     )
 
 
-def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+def scheduler(*, use_dynamic_shifting: bool = True) -> FlowMatchEulerDiscreteScheduler:
+    """Dynamic shifting adapts the time steps to the size of the image."""
     return FlowMatchEulerDiscreteScheduler(
         num_train_timesteps=1000,
         shift=3.0,
-        use_dynamic_shifting=True,
+        use_dynamic_shifting=use_dynamic_shifting,
         base_shift=0.5,
         max_shift=1.15,
         base_image_seq_len=256,
@@ -55,8 +64,7 @@ def _scheduler() -> FlowMatchEulerDiscreteScheduler:
     )
 
 
-_MODEL_INDEX = {
-    "_class_name": "FluxPipeline",
+_COMPONENTS = {
     "_diffusers_version": "0.30.0.dev0",
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
     "text_encoder": ["transformers", "CLIPTextModel"],

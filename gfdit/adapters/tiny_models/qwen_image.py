@@ -61,7 +61,8 @@ def text_encoder(num_tokens: int, **token_ids: int) -> Qwen2_5_VLForConditionalG
     )
 
 
-def transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
+def transformer(spec: TinyModelSpec, **fields: Any) -> QwenImageTransformer2DModel:
+    """``fields`` are further ones of its configuration."""
     return QwenImageTransformer2DModel(
         patch_size=PATCH_SIZE,
         in_channels=LATENT_CHANNELS * PATCH_SIZE**2,
@@ -71,6 +72,7 @@ def transformer(spec: TinyModelSpec) -> QwenImageTransformer2DModel:
         num_attention_heads=spec.num_heads,
         joint_attention_dim=TEXT_WIDTH,
         axes_dims_rope=rope_axes(spec.head_dim),
+        **fields,
     )
 
 
