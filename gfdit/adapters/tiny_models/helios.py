@@ -17,7 +17,9 @@ LATENT_CHANNELS = 16
 _PAD, _EOS, _UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
-def write(directory: Path, spec: TinyModelSpec) -> None:
+def write(
+    directory: Path, spec: TinyModelSpec, pipeline: str = "HeliosPipeline", solver: str = "unipc"
+) -> None:
     num_tokens = _write_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
@@ -27,8 +29,13 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     torch.manual_seed(spec.seed + 2)
     _transformer(spec).save_pretrained(directory / "transformer")
     (directory / "scheduler").mkdir()
-    (directory / "scheduler" / "scheduler_config.json").write_text(json.dumps(_SCHEDULER, indent=2) + "\n")
-    (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
+    (directory / "scheduler" / "scheduler_config.json").write_text(json.dumps(_SCHEDULER | {"scheduler_type": solver}, indent=2) + "\n")
+    (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX | {"_class_name": pipeline}, indent=2) + "\n")
+
+
+def write_pyramid(directory: Path, spec: TinyModelSpec) -> None:
+    """Like Helios-Distilled: few steps at each resolution, with noise between them."""
+    write(directory, spec, pipeline="HeliosPyramidPipeline", solver="dmd")
 
 
 def _write_tokenizer(directory: Path) -> int:
@@ -72,13 +79,11 @@ _SCHEDULER = {
     "prediction_type": "flow_prediction",
     "solver_order": 2,
     "solver_type": "bh2",
-    "scheduler_type": "unipc",
     "use_flow_sigmas": True,
     "use_dynamic_shifting": False,
     "time_shift_type": "linear",
 }
 _MODEL_INDEX = {
-    "_class_name": "HeliosPipeline",
     "_diffusers_version": "0.36.0.dev0",
     "scheduler": ["diffusers", "HeliosScheduler"],
     "text_encoder": ["transformers", "UMT5EncoderModel"],

@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanTransformer3DModel,
+    WanVACETransformer3DModel,
+)
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.t5_encoder import WIDTH as UMT5_WIDTH
@@ -16,11 +21,20 @@ from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
 LATENT_CHANNELS, LATENT_CHANNELS_5B = 16, 48
 # The A14B image model takes noise, the encoded image and a mask of four frames per latent frame.
 IMAGE_INPUT_CHANNELS = 2 * LATENT_CHANNELS + 4
+# VACE's condition: what to keep and what to make anew, and a mask of the 8 x 8 pixels of a latent.
+_VACE_CHANNELS = 2 * LATENT_CHANNELS + 8 * 8
 
 
 def write_ti2v(directory: Path, spec: TinyModelSpec) -> None:
     """Like Wan2.2-TI2V-5B: one transformer, from text and, with timesteps per token, from a first frame."""
     index = {"_class_name": "WanPipeline", "boundary_ratio": None, "expand_timesteps": True}
+    experts = {"transformer": LATENT_CHANNELS_5B}
+    _write(directory, spec, index, _vae_5b, experts, LATENT_CHANNELS_5B)
+
+
+def write_dmd(directory: Path, spec: TinyModelSpec) -> None:
+    """Like FastWan2.2-TI2V-5B: that model distilled to three steps, with fresh noise between them."""
+    index = {"_class_name": "WanDMDPipeline", "boundary_ratio": None, "expand_timesteps": True}
     experts = {"transformer": LATENT_CHANNELS_5B}
     _write(directory, spec, index, _vae_5b, experts, LATENT_CHANNELS_5B)
 
@@ -44,6 +58,14 @@ def write_i2v(directory: Path, spec: TinyModelSpec) -> None:
     _write(directory, spec, index, _vae, experts, LATENT_CHANNELS)
 
 
+def write_vace(directory: Path, spec: TinyModelSpec) -> None:
+    """Like Wan2.1-VACE-1.3B: blocks beside every second one carry a video, a mask and reference images."""
+    index = {"_class_name": "WanVACEPipeline", "boundary_ratio": None}
+    vace = {"vace_layers": list(range(0, spec.num_layers, 2)), "vace_in_channels": _VACE_CHANNELS}
+    experts = {"transformer": LATENT_CHANNELS}
+    _write(directory, spec, index, _vae, experts, LATENT_CHANNELS, WanVACETransformer3DModel, **vace)
+
+
 def _write(
     directory: Path,
     spec: TinyModelSpec,
@@ -51,8 +73,10 @@ def _write(
     make_vae: Any,
     experts: dict[str, int],
     out_channels: int,
+    transformer: Any = WanTransformer3DModel,
+    **more: Any,
 ) -> None:
-    """``experts`` gives the input channels of each transformer by its folder."""
+    """``experts`` gives the input channels of each transformer by its folder, ``more`` what else they take."""
     num_tokens = write_t5_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
@@ -61,13 +85,14 @@ def _write(
     make_vae().save_pretrained(directory / "vae")
     for offset, (folder, in_channels) in enumerate(experts.items()):
         torch.manual_seed(spec.seed + 2 + offset)
-        _transformer(spec, in_channels, out_channels).save_pretrained(directory / folder)
+        sizes = _transformer(spec, in_channels, out_channels)
+        transformer(**sizes, **more).save_pretrained(directory / folder)
     # The pipeline makes a scheduler of its own; the folder only has to exist.
     UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
     ).save_pretrained(directory / "scheduler")
     # vLLM-Omni looks for a second expert by its folder in one pipeline and by its key in the other.
-    index |= {folder: ["diffusers", "WanTransformer3DModel"] for folder in experts}
+    index |= {folder: ["diffusers", transformer.__name__] for folder in experts}
     (directory / "model_index.json").write_text(json.dumps(index | _COMMON_INDEX, indent=2) + "\n")
 
 
@@ -103,22 +128,22 @@ def _vae_5b() -> AutoencoderKLWan:
     )
 
 
-def _transformer(spec: TinyModelSpec, in_channels: int, out_channels: int) -> WanTransformer3DModel:
+def _transformer(spec: TinyModelSpec, in_channels: int, out_channels: int) -> dict[str, Any]:
     width = spec.num_heads * spec.head_dim
-    return WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=spec.num_heads,
-        attention_head_dim=spec.head_dim,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        text_dim=UMT5_WIDTH,
-        freq_dim=64,
-        ffn_dim=2 * width,
-        num_layers=spec.num_layers,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=1024,
-    )
+    return {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": spec.num_heads,
+        "attention_head_dim": spec.head_dim,
+        "in_channels": in_channels,
+        "out_channels": out_channels,
+        "text_dim": UMT5_WIDTH,
+        "freq_dim": 64,
+        "ffn_dim": 2 * width,
+        "num_layers": spec.num_layers,
+        "cross_attn_norm": True,
+        "qk_norm": "rms_norm_across_heads",
+        "rope_max_seq_len": 1024,
+    }
 
 
 _COMMON_INDEX = {
