@@ -19,7 +19,7 @@ from gfdit.adapters.image_vae import decode_image
 from gfdit.adapters.pooled_text import PooledTextAdapter
 from gfdit.adapters.prompts import given_embeddings, negative_text
 from gfdit.adapters.sampling import num_images, rounded_size
-from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
 
 # The VAE halves each side three times and latents are packed 2 x 2; both are fixed by the family.
@@ -33,7 +33,7 @@ class FluxAdapter(PooledTextAdapter):
     default_num_steps = 28
     max_text_tokens = 512
     # Rotary embeddings are made of positions, text before image: splitting those of the image splits them.
-    sequence_plan = SequencePlan({"": {"hidden_states": split(1, 3), "img_ids": split(0, 2)}}, gather="proj_out")
+    sequence_plan = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
 
     # Engine half
 

@@ -17,7 +17,7 @@ from gfdit.adapters.denoise_loop import DenoiseLoopAdapter, rows, timestep_rows
 from gfdit.adapters.image_vae import decode_image
 from gfdit.adapters.prompts import negative_text, positive_text
 from gfdit.adapters.sampling import rounded_size
-from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
 
 _ALIGNMENT = 16  # the VAE halves each side three times and latents are packed 2 x 2
@@ -32,7 +32,7 @@ class LongCatImageAdapter(DenoiseLoopAdapter):
     step_extra = frozenset({"image_ids"})
     batches = True
     # The model's own plan takes only lengths that divide by the degree. Positions make the rotary embeddings.
-    sequence_plan = SequencePlan({"": {"hidden_states": split(1, 3), "img_ids": split(0, 2)}}, gather="proj_out")
+    sequence_plan = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
         return Shape(*rounded_size(request.sampling_params, _ALIGNMENT))

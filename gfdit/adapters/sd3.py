@@ -18,7 +18,7 @@ from gfdit.adapters.denoise_loop import rows, timestep_rows
 from gfdit.adapters.image_vae import decode_image
 from gfdit.adapters.pooled_text import PooledTextAdapter
 from gfdit.adapters.sampling import check_sides, image_size, num_images
-from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
 
 # The VAE halves each side three times and the transformer takes 2 x 2 patches; both are fixed by the family.
@@ -32,7 +32,7 @@ class StableDiffusion3Adapter(PooledTextAdapter):
     pipeline_class = "StableDiffusion3Pipeline"
     default_num_steps = 28
     max_text_tokens = 512
-    sequence_plan = SequencePlan({"pos_embed": {0: split(1, 3, output=True)}}, gather="proj_out")
+    sequence_plan = SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out")
 
     # Engine half
 

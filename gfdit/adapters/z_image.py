@@ -28,7 +28,7 @@ from gfdit.adapters.image_vae import decode_image
 from gfdit.adapters.own_dimensions import transformer_field
 from gfdit.adapters.prompts import negative_text, positive_text
 from gfdit.adapters.sampling import check_max_sequence_length, check_sides, image_size, num_images
-from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.adapters.z_image_branch import BranchOfBatch
 from gfdit.core.tasks import Shape
 
@@ -47,10 +47,10 @@ class ZImageAdapter(DenoiseLoopAdapter):
     sequence_plan = SequencePlan(
         {
             "unified_prepare": {
-                0: split(1, 3, output=True),  # tokens
-                1: split(1, 3, output=True),  # cosines
-                2: split(1, 3, output=True),  # sines
-                3: split(1, 2, output=True),  # mask
+                0: Split(1, 3, output=True),  # tokens
+                1: Split(1, 3, output=True),  # cosines
+                2: Split(1, 3, output=True),  # sines
+                3: Split(1, 2, output=True),  # mask
             }
         },
         gather="all_final_layer.2-1",

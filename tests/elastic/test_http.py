@@ -113,7 +113,7 @@ def test_a_client_that_disconnects_frees_its_ranks_within_one_step(server: Serve
     body, headers = json.dumps(body_of(512, steps=200)), {"Content-Type": "application/json"}
     connection.request("POST", "/v1/images/generations", body, headers)
     wait_until(far_spans, "the request runs")
-    assert any(metric(server, "gfdit_artifact_bytes"))
+    wait_until(lambda: any(metric(server, "gfdit_artifact_bytes")), "the metrics show its artifacts")
     connection.close()
     wait_until(lambda: metric(server, "gfdit_artifact_bytes") == [0, 0], "its artifacts are freed")
     assert generate(server)[0] == 200

@@ -1,10 +1,10 @@
-"""What no look at a loaded pipeline tells: how a model's tokens are split, and names that are its own."""
+"""What no look at a loaded pipeline tells: how tokens are split, names that are its own, what cannot be cut."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gfdit.adapters.sequence_plan import SequencePlan, split
+from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
 
 
@@ -23,18 +23,45 @@ class Family:
 
 
 # Positions make the rotary embeddings, text before image: splitting those of the image splits them.
-_TOKENS_AND_IDS = SequencePlan({"": {"hidden_states": split(1, 3), "img_ids": split(0, 2)}}, gather="proj_out")
+_TOKENS_AND_IDS = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
+_IDS = Family(sequence_plan=_TOKENS_AND_IDS)
+_VIDEO = Family(default_shape=Shape(480, 832, 81))
+_CACHES = "it keeps the attention cache of a request in the model"
+_WRITES_TEXT = "it makes its output token by token"
+_ACTION = "it makes a short action of a robot, too quick to be cut"
+_AUDIO_IN_PLACE = "it makes audio, and its steps change their input in place"
 
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 FAMILIES: dict[str, Family] = {
-    "FluxPipeline": Family(sequence_plan=_TOKENS_AND_IDS),
-    "FluxDMD2Pipeline": Family(sequence_plan=_TOKENS_AND_IDS),
-    "FluxKontextPipeline": Family(sequence_plan=_TOKENS_AND_IDS),
-    "LongCatImagePipeline": Family(sequence_plan=_TOKENS_AND_IDS),
-    "LongCatImageEditPipeline": Family(sequence_plan=_TOKENS_AND_IDS),
-    "OvisImagePipeline": Family(sequence_plan=_TOKENS_AND_IDS),
+    "FluxPipeline": _IDS,
+    "FluxDMD2Pipeline": _IDS,
+    "LongCatImagePipeline": _IDS,
+    "OvisImagePipeline": _IDS,
     "StableDiffusion3Pipeline": Family(
-        sequence_plan=SequencePlan({"pos_embed": {0: split(1, 3, output=True)}}, gather="proj_out")
+        sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out")
     ),
-    "WanPipeline": Family(default_shape=Shape(480, 832, 81)),
+    "HeliosPipeline": Family(default_shape=Shape(384, 640, 132)),
+    "HeliosPyramidPipeline": Family(default_shape=Shape(384, 640, 132)),
+    "WanPipeline": _VIDEO,
+    "WanDMDPipeline": _VIDEO,
+    "WanVACEPipeline": _VIDEO,
+    "WanImageToVideoPipeline": _VIDEO,
+    "WanT2VDMD2Pipeline": _VIDEO,
+    "WanI2VDMD2Pipeline": _VIDEO,
+    "HunyuanVideo15Pipeline": Family(default_shape=Shape(480, 832, 121)),
+    "HunyuanVideo15ImageToVideoPipeline": Family(default_shape=Shape(480, 832, 121)),
+    "BagelPipeline": Family(whole=_CACHES),
+    "DreamZeroPipeline": Family(whole=_CACHES),
+    "Gr00tN1d7Pipeline": Family(whole=_ACTION),
+    "HunyuanImage3ForCausalMM": Family(whole=_CACHES),
+    "InternVLAA1Pipeline": Family(whole=_ACTION),
+    "LancePipeline": Family(whole=_CACHES),
+    "LingBotWorldCausalDMDPipeline": Family(whole=_CACHES),
+    "Magi2Pipeline": Family(whole=_CACHES),
+    "NextStep11Pipeline": Family(whole=_WRITES_TEXT),
+    "OmniVoice": Family(whole=_AUDIO_IN_PLACE),
+    "OmniVoicePipeline": Family(whole=_AUDIO_IN_PLACE),
+    "Pi05Pipeline": Family(whole=_ACTION),
+    "Pi0Pipeline": Family(whole=_ACTION),
+    "SenseNovaU1Pipeline": Family(whole=_CACHES),
 }

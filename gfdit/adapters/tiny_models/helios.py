@@ -17,9 +17,7 @@ LATENT_CHANNELS = 16
 _PAD, _EOS, _UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
-def write(
-    directory: Path, spec: TinyModelSpec, pipeline: str = "HeliosPipeline", solver: str = "unipc"
-) -> None:
+def write(directory: Path, spec: TinyModelSpec, pipeline: str = "HeliosPipeline", solver: str = "unipc") -> None:
     num_tokens = _write_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
@@ -29,8 +27,12 @@ def write(
     torch.manual_seed(spec.seed + 2)
     _transformer(spec).save_pretrained(directory / "transformer")
     (directory / "scheduler").mkdir()
-    (directory / "scheduler" / "scheduler_config.json").write_text(json.dumps(_SCHEDULER | {"scheduler_type": solver}, indent=2) + "\n")
-    (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX | {"_class_name": pipeline}, indent=2) + "\n")
+    (directory / "scheduler" / "scheduler_config.json").write_text(
+        json.dumps(_SCHEDULER | {"scheduler_type": solver}, indent=2) + "\n"
+    )
+    (directory / "model_index.json").write_text(
+        json.dumps(_MODEL_INDEX | {"_class_name": pipeline}, indent=2) + "\n"
+    )
 
 
 def write_pyramid(directory: Path, spec: TinyModelSpec) -> None:

@@ -39,7 +39,12 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
 def write_i2v(directory: Path, spec: TinyModelSpec) -> None:
     """From text and a first frame, which SigLIP sees too."""
     torch.manual_seed(spec.seed + 4)
-    sizes = {"hidden_size": _IMAGE_WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": _IMAGE_WIDTH,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     SiglipVisionModel(SiglipVisionConfig(**sizes, image_size=64)).save_pretrained(directory / "image_encoder")
     SiglipImageProcessor(size={"height": 64, "width": 64}).save_pretrained(directory / "feature_extractor")
     seeing = {
