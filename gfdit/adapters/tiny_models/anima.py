@@ -17,7 +17,7 @@ from gfdit.adapters.tiny_models.flux import scheduler
 from gfdit.adapters.tiny_models.qwen_image import LATENT_CHANNELS
 from gfdit.adapters.tiny_models.qwen_image_edit import vae
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
-from gfdit.adapters.tiny_models.zeros import fill_zeros, zero_biases
+from gfdit.adapters.tiny_models.zeros import zero_biases
 
 FILE = "anima.safetensors"
 
@@ -32,7 +32,7 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     zero_biases(vae(halvings=3)).save_pretrained(directory / "vae")
     fields = {"transformer": _transformer_fields(spec), "text_conditioner": _conditioner_fields(num_t5_tokens)}
     torch.manual_seed(spec.seed + 2)
-    transformer = fill_zeros(CosmosTransformer3DModel(**fields["transformer"]))
+    transformer = CosmosTransformer3DModel(**fields["transformer"])
     torch.manual_seed(spec.seed + 3)
     conditioner = AnimaTextConditioner(**fields["text_conditioner"])
     weights = {
