@@ -36,7 +36,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["no-such-family", "x"], "choose from flux"),
+        (["no-such-family", "x"], "choose from anima"),
         (["qwen-image", "x", "--sed", "1"], "unrecognized: --sed 1; allowed: --help, --seed, --layers"),
         (["qwen-image", "x", "--seed", "one"], "--seed: invalid int value: 'one'"),
         (["qwen-image", "x", "--head-dim", "20"], "--head-dim must be a positive multiple of 16, got 20"),
@@ -48,7 +48,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_tiny_model_mistakes(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = _error(capsys, "tiny-model", *argv)
-    assert error.startswith("gfdit tiny-model: error: ") and told in error.replace("'flux'", "flux")
+    assert error.startswith("gfdit tiny-model: error: ") and told in error.replace("'anima'", "anima")
 
 
 def test_tiny_model_keeps_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
