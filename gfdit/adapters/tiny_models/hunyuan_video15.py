@@ -14,14 +14,14 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Transformer3DModel,
 )
-from transformers import ByT5Tokenizer, SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from gfdit.adapters.tiny_models import TinyModelSpec
 from gfdit.adapters.tiny_models.byte_tokenizer import write_byte_tokenizer
 from gfdit.adapters.tiny_models.qwen_image import SPECIAL_TOKENS, TEXT_WIDTH, text_encoder
 from gfdit.adapters.tiny_models.rope import rope_axes
 from gfdit.adapters.tiny_models.t5_encoder import WIDTH as BYT5_WIDTH
-from gfdit.adapters.tiny_models.t5_encoder import t5_encoder
+from gfdit.adapters.tiny_models.t5_encoder import write_byt5
 
 LATENT_CHANNELS = 16
 _IMAGE_WIDTH, _NO_IMAGE_WIDTH = 32, 1152
@@ -59,13 +59,11 @@ def _write(
 ) -> None:
     num_tokens = write_byte_tokenizer(directory / "tokenizer", SPECIAL_TOKENS)
     (directory / "tokenizer" / "chat_template.jinja").write_text(_CHAT)
-    byt5_tokenizer = ByT5Tokenizer()
-    byt5_tokenizer.save_pretrained(directory / "tokenizer_2")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
     text_encoder(num_tokens).model.language_model.save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
-    t5_encoder(len(byt5_tokenizer)).save_pretrained(directory / "text_encoder_2")
+    write_byt5(directory / "tokenizer_2", directory / "text_encoder_2")
     torch.manual_seed(spec.seed + 2)
     widths = (8, 16, 32, 32, 32)
     AutoencoderKLHunyuanVideo15(
