@@ -76,9 +76,9 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
         "guided": GUIDED_VIDEO.but(images=(picture(),)),
     },
     "lingbot-video": {
-        "one frame": IMAGE.but(prompt_fields={"modalities": ["image"]}),
         "text": VIDEO.but(prompt_fields=VIDEO_ASKED),
         "guided": GUIDED_VIDEO.but(prompt_fields=VIDEO_ASKED),
+        "one frame": IMAGE.but(prompt_fields={"modalities": ["image"]}),
         "image": VIDEO.but(images=(picture(),), prompt_fields=VIDEO_ASKED),
     },
     "ltx2": {

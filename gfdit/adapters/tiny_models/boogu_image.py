@@ -1,4 +1,4 @@
-"""Boogu-Image: Qwen3-VL reads prompt and image; blocks of two streams come before blocks like those of Lumina 2."""
+"""Boogu-Image: Qwen3-VL reads prompt and image; blocks of two streams, then those of Lumina 2."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,8 @@ def _double_stream(
     image: Lumina2TransformerBlock, instruction: Lumina2TransformerBlock, own: Lumina2TransformerBlock, width: int
 ) -> Plain:
     """Both streams attend to both, then the image to itself."""
-    joint, streams = Plain(to_out=image.attn.to_out, norm_q=image.attn.norm_q, norm_k=image.attn.norm_k), {}
+    joint = Plain(to_out=image.attn.to_out, norm_q=image.attn.norm_q, norm_k=image.attn.norm_k)
+    streams: dict[str, nn.Module] = {}
     for stream, attention in (("img", image.attn), ("instruct", instruction.attn)):
         streams |= {f"{stream}_to_{part}": getattr(attention, f"to_{part}") for part in "qkv"}
         streams[f"{stream}_out"] = nn.Linear(width, width, bias=False)

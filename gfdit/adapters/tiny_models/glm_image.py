@@ -22,8 +22,8 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     torch.manual_seed(spec.seed)
     write_byt5(directory / "tokenizer", directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
-    statistics = {"latents_mean": [0.0] * LATENT_CHANNELS, "latents_std": [1.0] * LATENT_CHANNELS}
-    autoencoder_kl(1.0, None, **statistics).save_pretrained(directory / "vae")
+    mean, std = [0.0] * LATENT_CHANNELS, [1.0] * LATENT_CHANNELS
+    autoencoder_kl(1.0, None, latents_mean=mean, latents_std=std).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 2)
     _transformer(spec).save_pretrained(directory / "transformer")
     FlowMatchEulerDiscreteScheduler(

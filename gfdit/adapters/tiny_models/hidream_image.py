@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gfdit.adapters.tiny_models import TinyModelSpec, clip, t5_encoder
 from gfdit.adapters.tiny_models.autoencoder_kl import LATENT_CHANNELS, autoencoder_kl
+from gfdit.adapters.tiny_models.precision import round_weights
 from gfdit.adapters.tiny_models.rope import rope_axes
 from gfdit.adapters.tiny_models.t5_tokenizer import write_t5_tokenizer
 
@@ -39,6 +40,8 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     _transformer(spec).save_pretrained(directory / "transformer")
     FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(directory / "scheduler")
     (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
+    # The transformer computes in this type, whatever it is told, and other parts in that of their files.
+    round_weights(directory, "bfloat16")
 
 
 def _llama(num_tokens: int) -> LlamaForCausalLM:

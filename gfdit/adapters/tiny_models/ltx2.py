@@ -1,4 +1,4 @@
-"""LTX-2: video and sound at once. Text encoder Gemma 3 with connectors, two VAEs, a vocoder, two coupled streams."""
+"""LTX-2: video and sound at once. Text encoder Gemma 3 with connectors, two VAEs, a vocoder, coupled streams."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,7 @@ from diffusers.pipelines.ltx2 import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
 from gfdit.adapters.tiny_models import TinyModelSpec, gemma
+from gfdit.adapters.tiny_models.zeros import zero_biases
 
 LATENT_CHANNELS = 16
 # A sound of 16 mel bins becomes 4 latent bins of 4 channels.
@@ -22,7 +23,12 @@ _MEL_BINS, _AUDIO_LATENT_CHANNELS, _AUDIO_TOKEN_CHANNELS = 16, 4, 16
 _STEREO = 2
 _MAX_TOKENS = 1024
 _REGISTERS = 8  # stand for padding; `max_sequence_length` must be a multiple
-_SHIFT: dict[str, Any] = {"use_dynamic_shifting": True, "shift_terminal": 0.1, "base_shift": 0.95, "max_shift": 2.05}
+_SHIFT: dict[str, Any] = {
+    "use_dynamic_shifting": True,
+    "shift_terminal": 0.1,
+    "base_shift": 0.95,
+    "max_shift": 2.05,
+}
 
 
 def write(directory: Path, spec: TinyModelSpec, pipeline: str = "LTX2Pipeline", **shift: Any) -> None:
@@ -56,7 +62,12 @@ def write_dmd2(directory: Path, spec: TinyModelSpec) -> None:
 
 
 def _connectors() -> LTX2TextConnectors:
-    sizes = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 1, "num_learnable_registers": _REGISTERS}
+    sizes = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_layers": 1,
+        "num_learnable_registers": _REGISTERS,
+    }
     streams = {f"{stream}_connector_{name}": size for stream in ("video", "audio") for name, size in sizes.items()}
     return LTX2TextConnectors(
         caption_channels=gemma.WIDTH, text_proj_in_factor=gemma.NUM_LAYERS + 1, rope_type="split", **streams
@@ -86,9 +97,12 @@ def _audio_vae() -> AutoencoderKLLTX2Audio:
 
 
 def _vocoder() -> LTX2Vocoder:
-    return LTX2Vocoder(
+    vocoder = LTX2Vocoder(
         in_channels=_STEREO * _MEL_BINS, hidden_channels=64, resnet_kernel_sizes=[3], resnet_dilations=[[1, 3, 5]]
     )
+    for layer in vocoder.upsamplers:
+        layer.weight.data.mul_(3.0)  # or a sound becomes a thousandth of itself
+    return zero_biases(vocoder)
 
 
 def _transformer(spec: TinyModelSpec) -> LTX2VideoTransformer3DModel:

@@ -1,4 +1,4 @@
-"""Lumina 2: text encoder Gemma 2 and a transformer of one stream, which vLLM-Omni leaves to diffusers' own pipeline.
+"""Lumina 2: text encoder Gemma 2 and a transformer of one stream, which vLLM-Omni leaves to diffusers.
 
 It is one of those that are served with ``diffusion_load_format="diffusers"``, none of them with eager execution.
 """

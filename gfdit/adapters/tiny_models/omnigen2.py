@@ -1,39 +1,43 @@
-"""OmniGen2: text encoder Qwen2.5-VL and a transformer like that of Lumina 2, which also refines reference images."""
+"""OmniGen2: text encoder Qwen2.5-VL and a transformer like that of Lumina 2, with reference images refined."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import Lumina2Transformer2DModel
+from diffusers import AutoencoderKL, Lumina2Transformer2DModel
 from diffusers.models.transformers.transformer_lumina2 import Lumina2TransformerBlock
 
-from gfdit.adapters.tiny_models import TinyModelSpec
+from gfdit.adapters.tiny_models import TinyModelSpec, qwen3
 from gfdit.adapters.tiny_models.autoencoder_kl import LATENT_CHANNELS, autoencoder_kl
-from gfdit.adapters.tiny_models.byte_tokenizer import write_byte_tokenizer
 from gfdit.adapters.tiny_models.plain import save_transformer
-from gfdit.adapters.tiny_models.qwen_image import SPECIAL_TOKENS, TEXT_WIDTH, text_encoder
+from gfdit.adapters.tiny_models.qwen_image import TEXT_WIDTH, text_encoder
 from gfdit.adapters.tiny_models.rope import rope_axes
 
 PATCH_SIZE = 2
 _MAX_IMAGES = 5
-_CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
 def write(directory: Path, spec: TinyModelSpec) -> None:
-    num_tokens = write_byte_tokenizer(directory / "processor", SPECIAL_TOKENS)
-    (directory / "processor" / "chat_template.jinja").write_text(_CHAT)
+    num_tokens = qwen3.write_tokenizer(directory / "processor")
     (directory / "processor" / "preprocessor_config.json").write_text(json.dumps(_IMAGES, indent=2) + "\n")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
     text_encoder(num_tokens).save_pretrained(directory / "mllm")
     torch.manual_seed(spec.seed + 1)
-    autoencoder_kl(0.3611, 0.1159).save_pretrained(directory / "vae")
+    _vae().save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 2)
     _write_transformer(directory / "transformer", spec)
     (directory / "scheduler").mkdir()
     (directory / "scheduler" / "scheduler_config.json").write_text(json.dumps(_SCHEDULER, indent=2) + "\n")
     (directory / "model_index.json").write_text(json.dumps(_MODEL_INDEX, indent=2) + "\n")
+
+
+def _vae() -> AutoencoderKL:
+    """The pipeline samples what it encodes by a generator that no request seeds: here, at next to no variance."""
+    vae = autoencoder_kl(0.3611, 0.1159)
+    torch.nn.init.constant_(vae.encoder.conv_out.bias[LATENT_CHANNELS:], -30.0)  # logarithms of variances
+    return vae
 
 
 def _write_transformer(directory: Path, spec: TinyModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""Transformers that diffusers lacks: modules without a ``forward``, whose parameters have the names of a checkpoint."""
+"""Transformers that diffusers lacks: modules with a checkpoint's names and without a ``forward``."""
 
 import json
 from pathlib import Path
