@@ -24,3 +24,7 @@ class CpuSDPABackend(SDPABackend):
     @staticmethod
     def get_impl_cls() -> type[CpuSDPAImpl]:
         return CpuSDPAImpl
+
+
+# Every layer has a fallback of the base class, whatever the platform says. Some models call it for masked text.
+SDPABackend.get_impl_cls = CpuSDPABackend.get_impl_cls

@@ -95,7 +95,8 @@ class EngineService:
         return request if self._pre_process is None else self._pre_process(request)
 
     def _build(self, degrees: dict[str, int], **more: Any) -> OmniDiffusionConfig:
-        options = {"enforce_eager": True, "dtype": self._dtype, **self._options, **more}
+        # What vLLM-Omni takes for ``extras`` unless told is not a dictionary; its own engine always tells.
+        options = {"enforce_eager": True, "dtype": self._dtype, "extras": {}, **self._options, **more}
         parallel = {"mask_sp_padding": True, **options.pop("parallel_config", {}), **degrees}
         od_config = OmniDiffusionConfig.from_kwargs(model=self._model, parallel_config=parallel, **options)
         od_config.enrich_config()

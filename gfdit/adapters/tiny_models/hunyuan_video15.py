@@ -14,21 +14,16 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Transformer3DModel,
 )
-from transformers import ByT5Tokenizer, SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
-from gfdit.adapters.tiny_models import TinyModelSpec
-from gfdit.adapters.tiny_models.byte_tokenizer import write_byte_tokenizer
-from gfdit.adapters.tiny_models.qwen_image import SPECIAL_TOKENS, TEXT_WIDTH, text_encoder
+from gfdit.adapters.tiny_models import TinyModelSpec, qwen3
+from gfdit.adapters.tiny_models.qwen_image import TEXT_WIDTH, text_encoder
 from gfdit.adapters.tiny_models.rope import rope_axes
 from gfdit.adapters.tiny_models.t5_encoder import WIDTH as BYT5_WIDTH
-from gfdit.adapters.tiny_models.t5_encoder import t5_encoder
+from gfdit.adapters.tiny_models.t5_encoder import write_byt5
 
 LATENT_CHANNELS = 16
 _IMAGE_WIDTH, _NO_IMAGE_WIDTH = 32, 1152
-_CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
 
 
 def write(directory: Path, spec: TinyModelSpec) -> None:
@@ -57,15 +52,12 @@ def write_i2v(directory: Path, spec: TinyModelSpec) -> None:
 def _write(
     directory: Path, spec: TinyModelSpec, pipeline: str, image_width: int, more: dict[str, list[str]]
 ) -> None:
-    num_tokens = write_byte_tokenizer(directory / "tokenizer", SPECIAL_TOKENS)
-    (directory / "tokenizer" / "chat_template.jinja").write_text(_CHAT)
-    byt5_tokenizer = ByT5Tokenizer()
-    byt5_tokenizer.save_pretrained(directory / "tokenizer_2")
+    num_tokens = qwen3.write_tokenizer(directory / "tokenizer")
     # A generator per component: the seed of one does not depend on the size of another.
     torch.manual_seed(spec.seed)
     text_encoder(num_tokens).model.language_model.save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
-    t5_encoder(len(byt5_tokenizer)).save_pretrained(directory / "text_encoder_2")
+    write_byt5(directory / "tokenizer_2", directory / "text_encoder_2")
     torch.manual_seed(spec.seed + 2)
     widths = (8, 16, 32, 32, 32)
     AutoencoderKLHunyuanVideo15(

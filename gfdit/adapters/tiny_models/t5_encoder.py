@@ -1,8 +1,9 @@
-"""T5 encoders: that of FLUX and Stable Diffusion 3, and UMT5 of Wan2.2 and Helios."""
+"""T5 encoders: that of FLUX and Stable Diffusion 3, UMT5 of Wan2.2 and Helios, and ByT5, which reads bytes."""
 
+from pathlib import Path
 from typing import Any
 
-from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+from transformers import ByT5Tokenizer, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 WIDTH = 64
 
@@ -14,6 +15,13 @@ def t5_encoder(num_tokens: int) -> T5EncoderModel:
 
 def umt5_encoder(num_tokens: int) -> UMT5EncoderModel:
     return UMT5EncoderModel(UMT5Config(**_sizes(num_tokens)))
+
+
+def write_byt5(tokenizer: Path, text_encoder: Path) -> None:
+    """Write a tokenizer, which has no vocabulary to make smaller, and an encoder for it."""
+    bytes_tokenizer = ByT5Tokenizer()
+    bytes_tokenizer.save_pretrained(tokenizer)
+    t5_encoder(len(bytes_tokenizer)).save_pretrained(text_encoder)
 
 
 def _sizes(num_tokens: int) -> dict[str, Any]:
