@@ -204,9 +204,16 @@ class AdapterKit:
 
     # Ranks
 
-    def self_test(self, size: int = 64) -> Verdicts:
-        """What a server learns of the model when it starts; requests are cut by it from then on."""
-        verdicts = self._ranks[0].call("self_test", self._engine.call("self_test_pairs", size))
+    def self_test(self, request: KitRequest | None = None, size: int = 64) -> Verdicts:
+        """What a server learns of the model when it starts; requests are cut by it from then on.
+
+        Of ``request`` alone, if given, and of those like it.
+        """
+        if request is None:
+            pairs = self._engine.call("self_test_pairs", size)
+        else:
+            pairs = [self._engine.call("pair_like", request)]
+        verdicts = self._ranks[0].call("self_test", pairs)
         self._engine.call("use_verdicts", verdicts)
         for child in self._ranks:
             child.call("apply", _use_verdicts, (verdicts,))

@@ -23,7 +23,7 @@ from gfdit.adapters import batching
 from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.forward.self_test import self_test
-from gfdit.adapters.forward.verdict import Verdicts
+from gfdit.adapters.forward.verdict import Verdicts, signature_of
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.adapters.testing.fingerprint import Fingerprint, differences, fingerprint
 from gfdit.adapters.testing.loaded_state import LoadedState, transformers_of
@@ -67,8 +67,15 @@ class EngineService:
         """What the engine tries when it starts."""
         return pairs_to_try(partial(DiffusionEngine._make_dummy_request, self), self._prepared, size)
 
+    def pair_like(self, request: KitRequest) -> Pair:
+        """Two of the signature of ``request``: it, and one of another seed and number of steps."""
+        other = request.but(seed=request.seed + 1, steps=(request.steps or 4) + 1)
+        pair = [self._prepared(one.to_omni(f"pair-{number}")) for number, one in enumerate((request, other))]
+        return signature_of(pair[0]), pair
+
     @property
     def od_config(self) -> OmniDiffusionConfig:
+        """For vLLM-Omni's maker of requests."""
         return self._od_config
 
     def use_verdicts(self, verdicts: Verdicts) -> None:

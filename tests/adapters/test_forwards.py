@@ -1,0 +1,70 @@
+"""Families without an adapter, each by its own stock ``forward``: cut at every step and gone on with elsewhere.
+
+What a request of each kind makes is compared, bit by bit, with the stock pipeline in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest
+from gfdit.core import ParallelSpec
+from gfdit.omni.plugin import find_accelerator
+from tests.families.requests_tiny1 import REQUESTS as ONE
+from tests.families.requests_tiny2 import OD_CONFIG
+from tests.families.requests_tiny2 import REQUESTS as TWO
+from tests.support.waiting import HANG_S
+
+pytestmark = [pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")]
+
+REQUESTS = {**ONE, **TWO}
+FORWARD = "gfdit.adapters.forward.adapter:ForwardAdapter"
+#: Families of which `make test` runs a request: a loop of vLLM-Omni's kind, and one that steps by itself.
+QUICK = {"krea2-turbo", "wan-dmd"}
+# Largest difference of an element under layouts that change, where images are of magnitude 1.
+TOLERANCE = 1e-4
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.thorough) for family in sorted(REQUESTS)
+    ]
+
+
+@pytest.mark.parametrize("family", cases())
+def test_a_forward_is_cut_and_goes_on_elsewhere(
+    family: str, fork_server: ForkServer, tiny_model: Callable[..., Path]
+) -> None:
+    kinds = REQUESTS[family]
+    if family in QUICK:
+        kinds = dict(list(kinds.items())[:1])
+    model = tiny_model(family)
+    config = {
+        name: value.format(model=model) if isinstance(value, str) else value
+        for name, value in OD_CONFIG.get(family, {}).items()
+    }
+    dtype = config.pop("dtype", "float32")
+    with AdapterKit(model, 2, dtype, FORWARD, config, fork_server=fork_server, comm_timeout_s=HANG_S) as kit:
+        for kind, request in kinds.items():
+            (verdict,) = kit.self_test(request).values()
+            assert verdict.mode is not None, f"{family}, {kind}: {verdict.reason}"
+            check(kit, request, f"{family}, {kind}")
+
+
+def check(kit: AdapterKit, request: KitRequest, name: str) -> None:
+    (stock,) = kit.stock(request)
+    assert kit.run(request, "sp1@0").identical(stock), name
+    moved = kit.run(request, "encode@1 sp1@0 sp1@1 decode@0")
+    assert moved.identical(stock), f"{name}, moved at every step"
+    for other in kit.run_interleaved([(request, "sp1@0"), (request, "sp1@1 sp1@0")]):
+        assert other.identical(stock), f"{name}, in turns"
+    wide = [spec for spec in kit.candidates(request) if spec != ParallelSpec(1)]
+    for spec in wide:
+        script = f"sp1@0 {spec}@1,0 sp1@1"
+        difference = kit.run(request, script).difference(stock)
+        assert difference <= TOLERANCE, f"{name}, {script}: {difference}"
+    print(f"{name}: {', '.join(map(str, wide)) or 'one rank'}")
