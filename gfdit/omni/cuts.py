@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +96,16 @@ def learn_cuts(
     return verdicts
 
 
-def describe(name: str, verdicts: Verdicts) -> Iterator[str]:
-    """A line for what is cut, and one for each reason why something is not."""
+def say(name: str, verdicts: Verdicts) -> None:
+    """One line: what is cut at its steps, and what is not and why."""
     ways: dict[str, list[str]] = {}
     for signature, verdict in verdicts.items():
-        if verdict.mode is None:
-            how = f"run whole, on one rank: {verdict.reason}"
-        else:
-            how = f"are cut at every {verdict.mode.cut} ({verdict.mode.keep})"
+        how = f"run whole, on one rank ({verdict.reason})"
+        if verdict.mode is not None:
+            how = f"are scheduled by {verdict.mode.cut} ({verdict.mode.keep})"
         ways.setdefault(how, []).append(str(signature))
-    for how, signatures in ways.items():
-        yield f"requests of {name} ({', '.join(signatures)}) {how}"
-    yield f"other requests of {name} run whole, on one rank: they are not tested"
+    said = "; ".join(f"{', '.join(signatures)} {how}" for how, signatures in ways.items())
+    logger.warning("requests of %s: %s; all others run whole, because they were not tested", name, said)
 
 
 class RememberedCuts:

@@ -41,7 +41,7 @@ from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import show_artifact_bytes
 from gfdit.omni.compatibility import check_config, check_symbols
-from gfdit.omni.cuts import RememberedCuts, describe, learn_cuts, pairs_to_try
+from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
@@ -144,8 +144,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 lambda some: call("gfdit_self_test", args=(some,)),
             )
             remembered.save(verdicts)
-        for line in describe(str(self.od_config.model_class_name), verdicts):
-            logger.info("%s", line)
+        say(str(self.od_config.model_class_name), verdicts)
         adapter.verdicts = verdicts
         call("gfdit_use_verdicts", args=(verdicts,))
         self.executor.change_payload(verdicts=verdicts)

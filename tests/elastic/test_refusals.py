@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -172,43 +171,17 @@ def test_a_request_too_many_is_turned_away_at_once() -> None:
     assert refusal.value.status_code == 429
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "reason"),
-    [
-        ("BagelPipeline", "refuses sequence and CFG parallelism"),
-        ("HunyuanImage3ForCausalMM", "refuses sequence and CFG parallelism"),
-        ("LingBotWorldCausalDMDPipeline", "keeps the attention cache of every request"),
-        ("MiniMaxH3Pipeline", "contains the transformer itself"),
-        ("MiniMaxH3ModularPipeline", "contains the transformer itself"),
-        ("OmniVoicePipeline", "makes audio"),
-        ("OmniVoice", "makes audio"),
-        ("QwenImageDMD2Pipeline", "step execution leaves out"),
-        ("QwenImageLayeredPipeline", "has no adapter for 'QwenImageLayeredPipeline'"),
-        ("NoSuchPipeline", "has no adapter for 'NoSuchPipeline'"),
-    ],
-)
-def test_pipelines_that_cannot_be_served(make_config: Callable[..., Any], pipeline: str, reason: str) -> None:
-    from gfdit.adapters.registry import make_adapter
+def test_every_pipeline_is_scheduled_somehow(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is said of single pipelines is of pipelines that there are."""
+    from gfdit.adapters.forward.families import FAMILIES
+    from gfdit.adapters.registry import ADAPTERS
 
-    config = make_config()
-    config.model_class_name = pipeline
-    with pytest.raises(ValueError, match=reason) as refusal:
-        make_adapter(config, 2)
-    assert pipeline in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-def test_every_pipeline_with_step_execution_has_an_adapter_or_a_reason() -> None:
-    """Nobody has read those that a later vLLM-Omni brings."""
-    prepare_cpu_process()
-    from vllm_omni.diffusion import registry
-
-    from gfdit.adapters.registry import ADAPTERS, REFUSED
-
-    models = Path(registry.__file__).parent / "models"
-    found = set()
-    for name, (folder, module, _) in registry._DIFFUSION_MODELS.items():
-        path = models / folder / f"{module}.py"
-        if path.is_file() and re.search(r"supports_step_execution\b.*= True", path.read_text()):
-            found.add(name)
-    assert {"QwenImagePipeline", "HeliosPipeline", "BagelPipeline", "OmniVoice"} <= found
-    assert found <= ADAPTERS.keys() | REFUSED.keys()
+    assert main(["models", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    pipelines = {row["pipeline"] for row in rows}
+    assert len(pipelines) == 72 and (FAMILIES.keys() | ADAPTERS.keys()) <= pipelines
+    whole = {row["pipeline"] for row in rows if row["why_not"]}
+    assert whole == {name for name, family in FAMILIES.items() if family.whole}
+    assert len(pipelines - whole) >= 45
+    assert main(["models", "NoSuchPipeline"]) == 2
+    assert "vLLM-Omni has no pipeline 'NoSuchPipeline'" in capsys.readouterr().err
