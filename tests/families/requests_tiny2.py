@@ -69,11 +69,12 @@ REQUESTS: dict[str, dict[str, KitRequest]] = {
     },
     "hunyuan-video15": {
         "text": VIDEO.but(prompt='a red panda and "hello"'),
-        "guided": GUIDED_VIDEO,
+        # Random weights let the prompt say little here: loud, so that a video without it differs.
+        "guided": GUIDED_VIDEO.but(guidance_scale=100.0),
     },
     "hunyuan-video15-i2v": {
         "image": VIDEO.but(images=(picture(),)),
-        "guided": GUIDED_VIDEO.but(images=(picture(),)),
+        "guided": GUIDED_VIDEO.but(images=(picture(),), guidance_scale=100.0),
     },
     "lingbot-video": {
         "text": VIDEO.but(prompt_fields=VIDEO_ASKED),
