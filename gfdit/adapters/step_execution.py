@@ -117,7 +117,7 @@ class StepExecutionAdapter:
     @property
     def num_heads(self) -> int:
         """Attention heads of the transformer; 1, and so no sequence parallelism, where that is not known."""
-        return int(self.od_config.tf_model_config.get("num_attention_heads", 1))
+        return int(self.od_config.tf_model_config.get("num_attention_heads") or 1)
 
     # Worker half
 

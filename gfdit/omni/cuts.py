@@ -40,8 +40,9 @@ def pairs_to_try(
     make: Callable[..., OmniDiffusionRequest | None],
     prepare: Callable[[OmniDiffusionRequest], OmniDiffusionRequest],
     size: int,
+    steps: tuple[int, int],
 ) -> list[Pair]:
-    """Two requests of every signature that the model takes: they differ in width, steps and seed.
+    """Two requests of every signature that the model takes: they differ in width and seed, and in ``steps``.
 
     ``make`` is vLLM-Omni's maker of start-up requests, ``prepare`` the model's preprocessing.
     """
@@ -49,7 +50,10 @@ def pairs_to_try(
     for with_image in (False, True):
         for guidance in _GUIDANCE:
             try:
-                pair = [prepare(_request(make, with_image, guidance, number, size)) for number in (0, 1)]
+                pair = [
+                    prepare(_request(make, with_image, guidance, number, size, num_steps))
+                    for number, num_steps in enumerate(steps)
+                ]
             except (ValueError, LookupError, OmniClientError):  # it wants an image, or has no use for one
                 continue
             pairs[signature_of(pair[0])] = pair
@@ -57,9 +61,14 @@ def pairs_to_try(
 
 
 def _request(
-    make: Callable[..., OmniDiffusionRequest | None], with_image: bool, guidance: str, number: int, size: int
+    make: Callable[..., OmniDiffusionRequest | None],
+    with_image: bool,
+    guidance: str,
+    number: int,
+    size: int,
+    num_steps: int,
 ) -> OmniDiffusionRequest:
-    request = make(height=size, width=size + 64 * number, num_inference_steps=4 - number, guidance_scale=1.0)
+    request = make(height=size, width=size + 64 * number, num_inference_steps=num_steps, guidance_scale=1.0)
     if request is None:  # vLLM-Omni has no start-up request for it
         raise ValueError("no request")
     given = request.prompt.get("multi_modal_data")

@@ -135,7 +135,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
         call = self.executor.collective_rpc
         if (verdicts := remembered.load()) is None:
             pairs = pairs_to_try(
-                self._make_dummy_request, super()._prepare_request_for_admission, self._warm_up_size() or 512
+                self._make_dummy_request,
+                super()._prepare_request_for_admission,
+                self._warm_up_size() or 512,
+                adapter.family.trial_steps,
             )
             verdicts = learn_cuts(
                 pairs,

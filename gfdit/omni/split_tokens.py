@@ -35,10 +35,12 @@ class PaddingSplitHook(SequenceParallelSplitHook):
         Raises ``ValueError`` for tensors of one group that differ in length.
         """
         size = get_sequence_parallel_world_size()
-        if size == 1:
-            return x
         dim %= x.ndim
         context, num_real = get_forward_context(), x.size(dim)
+        if size == 1:
+            if shard_group is not None:  # where tokens come together again, it is asked for at any degree
+                context.sp_shard_metadata[shard_group] = num_real
+            return x
         if shard_group is not None:
             known = context.sp_shard_metadata.setdefault(shard_group, num_real)
             if known != num_real:

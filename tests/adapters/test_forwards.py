@@ -21,7 +21,11 @@ from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")]
 
-REQUESTS = {**ONE, **TWO}
+REQUESTS = {name: kinds for name, kinds in {**ONE, **TWO}.items() if name != "anima"}  # which is a single file
+#: What is refused, with a word of the reason.
+REFUSED = {("omnigen2", "image"): "generator", ("omnigen2", "guided by image"): "generator"}
+#: Families whose stock attention has sequence parallelism on GPUs alone, or none that is exact.
+ONE_RANK = {"boogu-image", "boogu-image-turbo", "helios-pyramid"}
 FORWARD = "gfdit.adapters.forward.adapter:ForwardAdapter"
 #: Families of which `make test` runs a request: a loop of vLLM-Omni's kind, and one that steps by itself.
 QUICK = {"krea2-turbo", "wan-dmd"}
@@ -51,20 +55,23 @@ def test_a_forward_is_cut_and_goes_on_elsewhere(
     with AdapterKit(model, 2, dtype, FORWARD, config, fork_server=fork_server, comm_timeout_s=HANG_S) as kit:
         for kind, request in kinds.items():
             (verdict,) = kit.self_test(request).values()
+            if (reason := REFUSED.get((family, kind))) is not None:
+                assert verdict.mode is None and reason in verdict.reason, verdict
+                continue
             assert verdict.mode is not None, f"{family}, {kind}: {verdict.reason}"
-            check(kit, request, f"{family}, {kind}")
+            check(kit, request, f"{family}, {kind}", wide=family not in ONE_RANK)
 
 
-def check(kit: AdapterKit, request: KitRequest, name: str) -> None:
+def check(kit: AdapterKit, request: KitRequest, name: str, wide: bool) -> None:
     (stock,) = kit.stock(request)
     assert kit.run(request, "sp1@0").identical(stock), name
     moved = kit.run(request, "encode@1 sp1@0 sp1@1 decode@0")
     assert moved.identical(stock), f"{name}, moved at every step"
     for other in kit.run_interleaved([(request, "sp1@0"), (request, "sp1@1 sp1@0")]):
         assert other.identical(stock), f"{name}, in turns"
-    wide = [spec for spec in kit.candidates(request) if spec != ParallelSpec(1)]
-    for spec in wide:
+    specs = [spec for spec in kit.candidates(request) if wide and spec != ParallelSpec(1)]
+    for spec in specs:
         script = f"sp1@0 {spec}@1,0 sp1@1"
         difference = kit.run(request, script).difference(stock)
         assert difference <= TOLERANCE, f"{name}, {script}: {difference}"
-    print(f"{name}: {', '.join(map(str, wide)) or 'one rank'}")
+    print(f"{name}: {', '.join(map(str, specs)) or 'one rank'}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -92,14 +93,19 @@ class ForwardAdapter(StepExecutionAdapter):
     def bind(self, pipeline: Any, device: torch.device) -> None:
         self.pipeline = pipeline
         self.device = device
-        denoisers = seam.denoisers_of(pipeline, self.family.denoisers)
-        if not denoisers and not self.family.whole:
-            raise ValueError(f"{type(pipeline).__name__} has no denoising model under a name that gfdit knows")
-        seam.install(pipeline, denoisers)
+        self._root = attrgetter(self.family.root)(pipeline) if self.family.root else pipeline
+        self._denoisers = seam.denoisers_of(self._root, self.family.denoisers)
+        if not self._denoisers and not self.family.whole:
+            logger.warning("%s has no denoising model under a name that gfdit knows", type(pipeline).__name__)
+        seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
-        overlay = Overlay([pipeline, *denoisers.values()])
-        self._scene = Scene(pipeline, device, overlay, self._call_forward, self._adopt)
         self._ready: dict[str, Run] = {}
+
+    @cached_property
+    def _scene(self) -> Scene:
+        """Made at the first request, when everything that a process changes on a pipeline is changed."""
+        overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()))
+        return Scene(self._root, self.device, overlay, self._call_forward, self._adopt)
 
     def ready(self, calls: list[TaskCall]) -> None:
         """Bring the forward of each call to where its task begins; to be called while this rank is alone."""
@@ -258,6 +264,10 @@ class ForwardAdapter(StepExecutionAdapter):
             torch.cuda.set_stream(stream)  # and its device
 
         return adopt
+
+
+def _each_once(*objects: Any) -> list[Any]:
+    return list({id(one): one for one in objects}.values())
 
 
 def _with_seed(request: OmniDiffusionRequest) -> OmniDiffusionRequest:

@@ -16,6 +16,10 @@ class Family:
     sequence_plan: SequencePlan | None = None
     #: Denoising models, as paths from the pipeline, where they are not called as elsewhere.
     denoisers: tuple[str, ...] | None = None
+    #: Where the pipeline keeps its models, if that is not on itself.
+    root: str = ""
+    #: Steps of the two requests that are tried at start; some models take no other number.
+    trial_steps: tuple[int, int] = (4, 3)
     #: Of a request that does not say.
     default_shape: Shape = field(default=Shape(1024, 1024))
     #: Why requests run whole, if it is known that no cut can be right.
@@ -40,6 +44,10 @@ FAMILIES: dict[str, Family] = {
     "StableDiffusion3Pipeline": Family(
         sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out")
     ),
+    "DiffusersAdapterPipeline": Family(root="_pipeline"),
+    "LTX2DistilledOneStagePipeline": Family(trial_steps=(8, 8)),
+    "LTX2DistilledTwoStagePipeline": Family(trial_steps=(8, 8)),
+    "LTX2DistilledPipeline": Family(trial_steps=(8, 8)),
     "HeliosPipeline": Family(default_shape=Shape(384, 640, 132)),
     "HeliosPyramidPipeline": Family(default_shape=Shape(384, 640, 132)),
     "WanPipeline": _VIDEO,

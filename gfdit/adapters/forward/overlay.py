@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-_OWN_TO_TORCH = frozenset(vars(torch.nn.Module()))
+# Of modules, and of what wraps them: no request changes it.
+_OWN_TO_TORCH = frozenset(vars(torch.nn.Module())) | {
+    "forward",
+    "_compiled_call_impl",
+    "_hook_registry",
+    "_omni_original_forward",
+}
 _MISSING = object()
 
 State = list[dict[str, Any]]
@@ -22,19 +28,27 @@ def is_scheduler(value: Any) -> bool:
     return callable(getattr(value, "step", None)) and hasattr(value, "set_timesteps")
 
 
+def clone_of(scheduler: Any) -> Any:
+    """A copy of its own. Not by ``copy.deepcopy``, in which wrappers around schedulers recurse for ever."""
+    clone = type(scheduler).__new__(type(scheduler))
+    for name, value in vars(scheduler).items():
+        vars(clone)[name] = clone_of(value) if is_scheduler(value) else copy.deepcopy(value)
+    return clone
+
+
 class Overlay:
     """Of the attributes of ``modules``, as they are now: what requests find when they begin."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[Any]) -> None:
         self._modules = list(modules)
         self._base = [_attributes(module) for module in self._modules]
         self._pristine = [
-            {name: copy.deepcopy(value) for name, value in base.items() if _is_own(value)} for base in self._base
+            {name: _copy_of(value) for name, value in base.items() if _is_own(value)} for base in self._base
         ]
 
     def fresh(self) -> State:
         """Of a request that has not begun: schedulers and containers of its own."""
-        return [copy.deepcopy(pristine) for pristine in self._pristine]
+        return [{name: _copy_of(value) for name, value in own.items()} for own in self._pristine]
 
     def put_on(self, state: State) -> None:
         for module, own in zip(self._modules, state, strict=True):
@@ -59,7 +73,11 @@ class Overlay:
         return state
 
 
-def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+def _copy_of(value: Any) -> Any:
+    return clone_of(value) if is_scheduler(value) else copy.deepcopy(value)
+
+
+def _attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OWN_TO_TORCH}
 
 

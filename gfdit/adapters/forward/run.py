@@ -48,7 +48,8 @@ Log = tuple[Entry, ...]
 class Scene:
     """What all runs on a rank share: the pipeline, what is set on it, and how it is called."""
 
-    pipeline: Any
+    #: The object that has the models and schedulers.
+    root: Any
     device: torch.device
     overlay: Overlay
     #: Makes what a forward is called with from a request; the generators among it belong to the call.
@@ -140,7 +141,7 @@ class Run:
     ) -> Any:
         """Make the call or answer it from the log, and stop where a task ends."""
         if kind is Kind.DENOISER:
-            seam.report_schedulers(self._scene.pipeline)
+            seam.report_schedulers(self._scene.root)
             self._before_denoiser(name, fn, args, kwargs)
         logged = kind is not Kind.STEP or self._mode.keep is Keep.COMPACT
         if logged and self._position < len(self.log):

@@ -58,12 +58,12 @@ def listen(listener: Listener | None) -> None:
     _here.listener = listener
 
 
-def denoisers_of(pipeline: torch.nn.Module, names: tuple[str, ...] | None = None) -> dict[str, torch.nn.Module]:
+def denoisers_of(root: Any, names: tuple[str, ...] | None = None) -> dict[str, torch.nn.Module]:
     """The denoising models by name, each once; ``names`` in place of vLLM-Omni's own for them."""
     found: dict[str, torch.nn.Module] = {}
-    for name in names or getattr(pipeline, "_dit_modules", None) or ("transformer", "transformer_2", "unet"):
+    for name in names or getattr(root, "_dit_modules", None) or ("transformer", "transformer_2", "unet"):
         try:
-            module = attrgetter(name)(pipeline)
+            module = attrgetter(name)(root)
         except AttributeError:
             continue
         if isinstance(module, torch.nn.Module) and not any(module is other for other in found.values()):
@@ -71,17 +71,17 @@ def denoisers_of(pipeline: torch.nn.Module, names: tuple[str, ...] | None = None
     return found
 
 
-def install(pipeline: torch.nn.Module, denoisers: dict[str, torch.nn.Module]) -> None:
-    """Report the calls of ``pipeline``'s parts, on threads that :func:`listen`."""
+def install(root: Any, denoisers: dict[str, torch.nn.Module]) -> None:
+    """Report the calls of the parts of ``root``, a pipeline, on threads that :func:`listen`."""
     for name in PREDICTORS:
-        if callable(getattr(pipeline, name, None)):
-            setattr(pipeline, name, _reported(Kind.DENOISER, name, getattr(pipeline, name)))
+        if callable(getattr(root, name, None)):
+            setattr(root, name, _reported(Kind.DENOISER, name, getattr(root, name)))
     for name, module in denoisers.items():
         _report_module(Kind.DENOISER, name, module)
-    for name in dir(type(pipeline)):
-        if _ENCODING_METHOD.match(name) and callable(getattr(type(pipeline), name)):
-            setattr(pipeline, name, _reported(Kind.ENCODER, name, getattr(pipeline, name)))
-    for name, module in pipeline.named_children():
+    for name in dir(type(root)):
+        if _ENCODING_METHOD.match(name) and callable(getattr(type(root), name)):
+            setattr(root, name, _reported(Kind.ENCODER, name, getattr(root, name)))
+    for name, module in _parts_of(root).items():
         if any(module is denoiser for denoiser in denoisers.values()):
             continue
         if callable(getattr(module, "decode", None)) and callable(getattr(module, "encode", None)):
@@ -94,14 +94,21 @@ def install(pipeline: torch.nn.Module, denoisers: dict[str, torch.nn.Module]) ->
                 setattr(module, method, _reported(Kind.ENCODER, f"{name}.{method}", getattr(module, method)))
     for cls in _subclasses(SchedulerMixin):
         _report_steps(cls)
-    report_schedulers(pipeline)
+    report_schedulers(root)
 
 
-def report_schedulers(pipeline: torch.nn.Module) -> None:
-    """Those that ``pipeline`` has now: forwards replace them."""
-    for value in list(vars(pipeline).values()):
+def report_schedulers(root: Any) -> None:
+    """Those that ``root`` has now: forwards replace them."""
+    for value in list(vars(root).values()):
         if is_scheduler(value):
             _report_steps(type(value))
+
+
+def _parts_of(root: Any) -> dict[str, torch.nn.Module]:
+    """Of a pipeline of vLLM-Omni, which is a module, or of diffusers, which has modules among its attributes."""
+    if isinstance(root, torch.nn.Module):
+        return dict(root.named_children())
+    return {name: value for name, value in vars(root).items() if isinstance(value, torch.nn.Module)}
 
 
 def _reported(kind: Kind, name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
