@@ -25,7 +25,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
-from gfdit.adapters.forward.families import FAMILIES, Family
+from gfdit.adapters.forward.families import Family, family_of
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.suspended import Held, Suspended
@@ -52,7 +52,7 @@ class ForwardAdapter(StepExecutionAdapter):
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
         super().__init__(od_config, num_ranks)
-        self.family = FAMILIES.get(str(od_config.model_class_name), Family())
+        self.family = family_of(od_config)
         self.sequence_plan = self.family.sequence_plan
 
     # Engine half

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
@@ -73,3 +74,10 @@ FAMILIES: dict[str, Family] = {
     "Pi0Pipeline": Family(whole=_ACTION),
     "SenseNovaU1Pipeline": Family(whole=_CACHES),
 }
+
+
+def family_of(od_config: Any) -> Family:
+    """Of vLLM-Omni's ``OmniDiffusionConfig``; whatever diffusers runs is one family."""
+    by_diffusers = od_config.diffusion_load_format == "diffusers"
+    name = "DiffusersAdapterPipeline" if by_diffusers else str(od_config.model_class_name)
+    return FAMILIES.get(name, Family())

@@ -22,7 +22,7 @@ from vllm_omni.plugins import load_omni_general_plugins
 from gfdit.adapters import batching
 from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.forward.adapter import ForwardAdapter
-from gfdit.adapters.forward.families import FAMILIES, Family
+from gfdit.adapters.forward.families import family_of
 from gfdit.adapters.forward.self_test import self_test
 from gfdit.adapters.forward.verdict import Verdicts, signature_of
 from gfdit.adapters.registry import make_adapter, register_pipeline
@@ -66,12 +66,12 @@ class EngineService:
 
     def self_test_pairs(self, size: int) -> list[Pair]:
         """What the engine tries when it starts."""
-        steps = FAMILIES.get(str(self._od_config.model_class_name), Family()).trial_steps
+        steps = family_of(self._od_config).trial_steps
         return pairs_to_try(partial(DiffusionEngine._make_dummy_request, self), self._prepared, size, steps)
 
     def pair_like(self, request: KitRequest) -> Pair:
         """Two of the signature of ``request``: it, and one of another seed and number of steps."""
-        first, second = FAMILIES.get(str(self._od_config.model_class_name), Family()).trial_steps
+        first, second = family_of(self._od_config).trial_steps
         other = request.but(seed=request.seed + 1, steps=(request.steps or 4) + first - second)
         pair = [self._prepared(one.to_omni(f"pair-{number}")) for number, one in enumerate((request, other))]
         return signature_of(pair[0]), pair
