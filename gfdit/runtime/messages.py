@@ -88,6 +88,10 @@ class Ready(Message, frozen=True):
     """Every worker has loaded the model and waits for tasks."""
 
 
+GONE = b""
+"""The answer, as if all were well, for a rank that was lost and is not started again: it is not asked any more."""
+
+
 class CallDone(Message, frozen=True):
     """Replies by rank, as (ok, pickled value or error text)."""
 
@@ -101,6 +105,13 @@ class ArtifactBytes(Message, frozen=True):
     by_rank: list[int]
 
 
+class RanksServing(Message, frozen=True):
+    """Which ranks serve now, and which never will again; others are being started. Sent when it has changed."""
+
+    serving: tuple[int, ...]
+    gone: tuple[int, ...]
+
+
 class Fatal(Message, frozen=True):
     """The runtime is down: every live request is lost."""
 
@@ -108,7 +119,7 @@ class Fatal(Message, frozen=True):
 
 
 RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
-ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | Fatal | Alive
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | RanksServing | Fatal | Alive
 
 
 # Control process to worker

@@ -190,6 +190,16 @@ class AdapterKit:
                 self._conductor.round_trip(flow, name)
         return flow.output(), flow.faults
 
+    def host_waits(self, request: KitRequest, script: str) -> list[str]:
+        """Where a denoising step of ``request`` would make the host wait for a GPU, a line for each place.
+
+        All tasks have to run on the same ranks: what has come from another one is taken for something on the host.
+        """
+        flow = self._flow(request, script, How(waits=True))
+        while not flow.is_over:
+            self._conductor.dispatch([flow])
+        return list(dict.fromkeys(fault.partition(": ")[2] for fault in flow.faults))
+
     def artifact_bytes(self, request: KitRequest) -> dict[str, dict[str, tuple[int, int]]]:
         """By task kind, and by kind of artifact that is alive after it: bytes of tensors and of metadata."""
         flow = self._flow(request, "sp1@0")
