@@ -52,12 +52,12 @@ def parameters_of(member: Any) -> str | None:
 
 
 def _has(module: str, name: str) -> bool:
-    """``name`` may be of an attribute."""
-    first, *further = name.split(".")
+    """``name`` may be of an attribute, which a model has somewhere in its module."""
+    parts = name.split(".")
     if module.startswith(_MODELS):
-        return first in _names_in(module)
+        return _names_in(module).issuperset(parts)
     target = importlib.import_module(module)
-    for part in (first, *further):
+    for part in parts:
         if not hasattr(target, part):
             return False
         target = getattr(target, part)

@@ -1,4 +1,4 @@
-"""Everything of vLLM and vLLM-Omni 0.30 that gfdit builds on, so that its lack is named before anything starts.
+"""What of vLLM and vLLM-Omni 0.30 gfdit imports and derives from, looked for before anything starts.
 
 ``tests/omni_cpu/test_compatibility.py`` reads the same off the code, and says what is missing here.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 #: Names that are imported, by module.
 SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm.logger": ("init_logger",),
-    "vllm.platforms.interface": ("DeviceCapability", "Platform", "PlatformEnum"),
+    "vllm.platforms.interface": ("DeviceCapability", "Platform", "PlatformEnum", "PlatformEnum.OOT"),
     "vllm.transformers_utils.config": ("get_hf_file_to_dict",),
     "vllm.v1.engine.exceptions": ("EngineDeadError",),
     "vllm_omni.diffusion.attention.backends.abstract": ("AttentionMetadata",),
@@ -18,7 +18,12 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.attention.layer": ("Attention",),
     "vllm_omni.diffusion.attention.parallel.base": ("ParallelAttentionContext",),
     "vllm_omni.diffusion.data": ("DiffusionOutput", "OmniDiffusionConfig"),
-    "vllm_omni.diffusion.diffusion_engine": ("DiffusionEngine", "DiffusionExecutionMode", "_RpcTask"),
+    "vllm_omni.diffusion.diffusion_engine": (
+        "DiffusionEngine",
+        "DiffusionExecutionMode",
+        "DiffusionExecutionMode.REQUEST_BATCH",
+        "_RpcTask",
+    ),
     "vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor": (
         "DistributedOperator",
         "DistributedVaeExecutor",
@@ -30,6 +35,8 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "get_cfg_group",
         "get_classifier_free_guidance_rank",
         "get_classifier_free_guidance_world_size",
+        "get_sequence_parallel_rank",
+        "get_sequence_parallel_world_size",
     ),
     "vllm_omni.diffusion.distributed.sp_plan": ("SequenceParallelInput", "get_sp_plan_from_model"),
     "vllm_omni.diffusion.distributed.sp_sharding": ("sp_gather",),
@@ -39,19 +46,31 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "is_forward_context_available",
         "set_forward_context",
     ),
-    "vllm_omni.diffusion.hooks.sequence_parallel": ("apply_sequence_parallel",),
+    "vllm_omni.diffusion.hooks": ("HookRegistry", "HookRegistry.get_or_create"),
+    "vllm_omni.diffusion.hooks.sequence_parallel": (
+        "SequenceParallelSplitHook",
+        "_get_submodule_by_name",
+        "apply_sequence_parallel",
+    ),
     "vllm_omni.diffusion.ipc": ("pack_diffusion_output_shm", "unpack_diffusion_output_shm"),
     "vllm_omni.diffusion.media": (
         "DiffusionMediaOutput",
         "VideoMediaOutput",
         "VideoTensorEncoding",
+        "VideoTensorEncoding.NORMALIZED_FLOAT",
         "VideoTensorLayout",
+        "VideoTensorLayout.BCTHW",
         "VideoTensorSpec",
         "VideoValueRange",
+        "VideoValueRange.NEGATIVE_ONE_TO_ONE",
     ),
     "vllm_omni.diffusion.models.helios.pipeline_helios": ("load_json_config",),
     "vllm_omni.diffusion.models.longcat_image.pipeline_longcat_image": ("calculate_shift", "retrieve_timesteps"),
-    "vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image": ("QwenImagePipeline",),
+    "vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image": (
+        "QwenImagePipeline",
+        "QwenImagePipeline._build_denoise_kwargs",
+        "QwenImagePipeline._decode_latents",
+    ),
     "vllm_omni.diffusion.models.qwen_image.rope_utils": ("txt_seq_lens_from_embeds",),
     "vllm_omni.diffusion.models.wan2_2.chunked_mp4": (
         "resolve_wan_output_fps",
@@ -74,12 +93,24 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "get_post_process_func",
         "retrieve_timesteps",
     ),
-    "vllm_omni.diffusion.models.z_image.z_image_transformer": ("SEQ_MULTI_OF", "ZImageTransformer2DModel"),
-    "vllm_omni.diffusion.registry": ("DiffusionModelRegistry", "register_diffusion_model"),
+    "vllm_omni.diffusion.models.z_image.z_image_transformer": (
+        "SEQ_MULTI_OF",
+        "ZImageTransformer2DModel",
+        "ZImageTransformer2DModel.__init__",
+    ),
+    "vllm_omni.diffusion.registry": (
+        "DiffusionModelRegistry",
+        "DiffusionModelRegistry._try_load_model_cls",
+        "register_diffusion_model",
+    ),
     "vllm_omni.diffusion.request": ("OmniDiffusionRequest",),
     "vllm_omni.diffusion.sched": ("RequestScheduler",),
     "vllm_omni.diffusion.sched.interface": (
         "DiffusionRequestStatus",
+        "DiffusionRequestStatus.FINISHED_ABORTED",
+        "DiffusionRequestStatus.FINISHED_COMPLETED",
+        "DiffusionRequestStatus.FINISHED_ERROR",
+        "DiffusionRequestStatus.RUNNING",
         "SchedulerRequestState",
         "StepBatchSamplingParamsKey",
     ),
@@ -89,8 +120,12 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.utils.tf_utils": ("get_transformer_config_kwargs",),
     "vllm_omni.diffusion.worker.diffusion_model_runner": ("DiffusionModelRunner",),
     "vllm_omni.diffusion.worker.diffusion_worker": ("DiffusionWorker", "WorkerWrapperBase"),
-    "vllm_omni.diffusion.worker.input_batch": ("InputBatch",),
-    "vllm_omni.diffusion.worker.request_batch": ("DiffusionRequestBatch",),
+    "vllm_omni.diffusion.worker.input_batch": ("InputBatch", "InputBatch.make_batch"),
+    "vllm_omni.diffusion.worker.request_batch": (
+        "DiffusionRequestBatch",
+        "DiffusionRequestBatch.collate_prompt_field_map",
+        "DiffusionRequestBatch.get_prompt_field",
+    ),
     "vllm_omni.diffusion.worker.utils": (
         "RunnerOutput",
         "StepRequestState",
@@ -101,8 +136,16 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm_omni.entrypoints.omni_base": ("omni_snapshot_download",),
     "vllm_omni.errors": ("OmniClientError",),
-    "vllm_omni.platforms": ("current_omni_platform",),
-    "vllm_omni.platforms.interface": ("OmniPlatform", "OmniPlatformEnum"),
+    "vllm_omni.platforms": (
+        "current_omni_platform",
+        "current_omni_platform.device_type",
+        "current_omni_platform.dist_backend",
+        "current_omni_platform.empty_cache",
+        "current_omni_platform.get_device_count",
+        "current_omni_platform.is_available",
+        "current_omni_platform.synchronize",
+    ),
+    "vllm_omni.platforms.interface": ("OmniPlatform", "OmniPlatformEnum", "OmniPlatformEnum.OOT"),
     "vllm_omni.plugins": ("load_omni_general_plugins",),
 }
 
@@ -124,10 +167,14 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
         "simple_compile_backend": None,
     },
     "vllm_omni.diffusion.attention.backends.abstract:AttentionImpl": {
-        "forward": "self, query, key, value, attn_metadata"
+        "forward": "self, query, key, value, attn_metadata",
     },
-    "vllm_omni.diffusion.attention.backends.sdpa:SDPABackend": {"get_impl_cls": ""},
-    "vllm_omni.diffusion.attention.backends.sdpa:SDPAImpl": {"_forward_impl": None},
+    "vllm_omni.diffusion.attention.backends.sdpa:SDPABackend": {
+        "get_impl_cls": "",
+    },
+    "vllm_omni.diffusion.attention.backends.sdpa:SDPAImpl": {
+        "_forward_impl": None,
+    },
     "vllm_omni.diffusion.diffusion_engine:DiffusionEngine": {
         "_abort_requests": "self, request_ids",
         "_add_prepared_request": "self, request",
@@ -140,8 +187,9 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
         "_init_executor": "self, od_config",
         "_init_process_hooks": "self, od_config",
         "_init_runtime_state": "self",
-        "_init_scheduler": "self, od_config, scheduler, kv_cache_config, scheduler_block_size, hash_block_size, "
-        "kv_vllm_config",
+        "_init_scheduler": (
+            "self, od_config, scheduler, kv_cache_config, scheduler_block_size, hash_block_size, kv_vllm_config"
+        ),
         "_make_dummy_request": None,
         "_open_scheduling_gate": None,
         "_prepare_request_for_admission": "self, request",
@@ -175,11 +223,19 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
         "shutdown": "self",
         "uses_multiproc": None,
     },
-    "vllm_omni.diffusion.models.z_image.pipeline_z_image:ZImagePipeline": {"__init__": "self, od_config, prefix"},
+    "vllm_omni.diffusion.hooks.sequence_parallel:SequenceParallelSplitHook": {
+        "_shard_with_auto_pad": "self, x, dim, shard_group",
+    },
+    "vllm_omni.diffusion.models.z_image.pipeline_z_image:ZImagePipeline": {
+        "__init__": "self, od_config, prefix",
+    },
     "vllm_omni.diffusion.sched.base_scheduler:BaseScheduler": {
         "__init__": "self",
         "get_request_state": None,
         "pop_request_state": "self, request_id",
+    },
+    "vllm_omni.diffusion.worker.diffusion_worker:DiffusionWorker": {
+        "init_device": "self",
     },
     "vllm_omni.platforms.interface:OmniPlatform": {
         "get_default_stage_config_path": "cls",

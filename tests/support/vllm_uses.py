@@ -1,4 +1,4 @@
-"""What gfdit uses of vLLM and vLLM-Omni, by its code: names it imports, members it overrides or calls."""
+"""What gfdit uses of vLLM and vLLM-Omni, by its code: names it imports, members it overrides or uses of itself."""
 
 from __future__ import annotations
 
