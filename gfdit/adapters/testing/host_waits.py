@@ -18,12 +18,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gfdit.adapters import scheduler_waits
+
 DEVICE = torch.device("cpu", 0)
 """Stands in for a GPU."""
 
 _READS = frozenset(
     {
         *("item", "tolist", "cpu", "numpy", "equal", "allclose", "is_nonzero"),
+        *("linalg_solve", "linalg_inv", "linalg_cholesky"),
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
         *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "__contains__"),
         *("__repr__", "__format__"),
@@ -32,6 +35,8 @@ _READS = frozenset(
 _TAKE_NUMBERS = frozenset({"arange", "linspace", "full", "tensor", "as_tensor", "randint"})
 _MAKE_OF_HOST_DATA = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor"})
 _OWN = str(Path(__file__).parents[2])
+# What stands between a call of torch and who makes it.
+_BETWEEN = (__file__, scheduler_waits.__file__)
 _OUR_COMM = f"{_OWN}/comm/"
 
 
@@ -126,10 +131,11 @@ def on_stand_in(executor: Any, waits: HostWaits) -> Iterator[HostWaits]:
         if waits.watching:
             waits.found[f"{_place()}: synchronize"] = None
 
-    platform = _platform()
+    platform, pipeline = _platform(), executor.runner.pipeline
+    devices = {name: DEVICE for name, value in vars(pipeline).items() if isinstance(value, torch.device)}
     with (
         mock.patch.object(executor.adapter, "device", DEVICE),
-        mock.patch.object(executor.runner.pipeline, "device", DEVICE, create=True),
+        mock.patch.multiple(pipeline, create=True, **{"device": DEVICE, **devices}),
         mock.patch.object(platform, "synchronize", synchronize),
         mock.patch.object(torch.cuda, "synchronize", synchronize),
         waits,
@@ -166,11 +172,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _place() -> str:
-    """The innermost function that is not torch's, by file from its package on."""
+    """Who has called torch: function, and file from its package on."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and "/torch/" not in file and not file.endswith("/unittest/mock.py"):
+        if file not in _BETWEEN and "/torch/" not in file and not file.endswith("/unittest/mock.py"):
             break
         frame = frame.f_back
     parts = Path(frame.f_code.co_filename).parts

@@ -193,12 +193,16 @@ class AdapterKit:
     def host_waits(self, request: KitRequest, script: str) -> list[str]:
         """Where a denoising step of ``request`` would make the host wait for a GPU, a line for each place.
 
-        All tasks have to run on the same ranks: what has come from another one is taken for something on the host.
+        Of a request whose like was served before, and on rank 0, which has to be the first in each of ``script``'s
+        layouts: what has come from another rank is taken for something on the host.
         """
-        flow = self._flow(request, script, How(waits=True))
-        while not flow.is_over:
-            self._conductor.dispatch([flow])
-        return list(dict.fromkeys(fault.partition(": ")[2] for fault in flow.faults))
+        for _ in range(2):
+            flow = self._flow(request, script, How(waits=True))
+            while not flow.is_over:
+                self._conductor.dispatch([flow])
+        return list(
+            dict.fromkeys(found for fault in flow.faults if (found := fault.removeprefix("rank 0: ")) != fault)
+        )
 
     def artifact_bytes(self, request: KitRequest) -> dict[str, dict[str, tuple[int, int]]]:
         """By task kind, and by kind of artifact that is alive after it: bytes of tensors and of metadata."""
