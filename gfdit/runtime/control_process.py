@@ -376,6 +376,9 @@ class ControlProcess:
             case ev.TaskStarted(_, rank) | ev.TaskDispatched(_, rank):
                 self._limits.got_on(rank)
                 self._feed(message)
+            case ev.TaskDelivering(dispatch_id, rank):
+                self._limits.delivering(rank, dispatch_id)
+                self._feed(message)
             case ev.TaskFinished(dispatch_id, rank):
                 self._passed(dispatch_id, rank, done=True)
                 self._supervisor.worked(rank)

@@ -32,6 +32,7 @@ from gfdit.core.events import (
     MigrationFinished,
     RankProbed,
     RequestCancelled,
+    TaskDelivering,
     TaskDispatched,
     TaskFailed,
     TaskFinished,
@@ -218,7 +219,7 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-TaskEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed
+TaskEvent = TaskStarted | TaskDispatched | TaskDelivering | TaskFinished | TaskFailed
 WorkerEvent = TaskEvent | MemoryMeasured | MigrationFinished | EdgesReset | RankProbed
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 

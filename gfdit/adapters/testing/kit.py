@@ -194,7 +194,8 @@ class AdapterKit:
         """Where a denoising step of ``request`` would make the host wait for a GPU, a line for each place.
 
         Of a request whose like was served before, and on rank 0, which has to be the first in each of ``script``'s
-        layouts: what has come from another rank is taken for something on the host.
+        layouts. What has come from another rank is taken for something on the host, and so are small tensors of
+        artifacts once a layout has several ranks: there only waits in gfdit's own code tell something.
         """
         for _ in range(2):
             flow = self._flow(request, script, How(waits=True))
