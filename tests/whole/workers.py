@@ -311,7 +311,7 @@ class SimulatedDeliveries:
         world = self._worker.world
         while self._under_way[0] is not deliver:
             self._done.wait()
-        world.scheduler.sleep(world.up_to(world.weather.longest_delivery_s))
+        world.scheduler.sleep(world.up_to(world.weather.longest_delivery_s or 0.0))
         deliver()
         self._under_way.popleft()
         self._done.notify_all()
@@ -321,7 +321,8 @@ class SimulatedDeliveries:
             self._done.wait()
 
     def close(self) -> None:
-        self.drain()
+        if self._worker.world.scheduler.current is not None:  # else the run is over, and no strand ends by itself
+            self.drain()
 
 
 class Worker(Host):
@@ -412,7 +413,7 @@ class Worker(Host):
             migration,
             world.claims,
             HostMonitor(clock),
-            SimulatedDeliveries(self) if world.weather.delivers_beside else None,
+            None if world.weather.longest_delivery_s is None else SimulatedDeliveries(self),
         )
         watch = Watch(
             msg.Heartbeat(self.rank, self.incarnation),

@@ -43,9 +43,7 @@ def _check_running(dispatch: DispatchRecord, state: ClusterState) -> None:
     assert dispatch.waiting_for, f"dispatch {dispatch.id} is done but still open"
     for rank in dispatch.members:
         runs = state.ranks.present[rank].dispatch == dispatch.id
-        assert runs is not dispatch.has_left, (
-            f"rank {rank} and dispatch {dispatch.id} disagree"
-        )
+        assert runs is not dispatch.has_left, f"rank {rank} and dispatch {dispatch.id} disagree"
     if dispatch.has_left:
         assert dispatch.waiting_for <= dispatch.delivering, f"dispatch {dispatch.id} has left ranks that are at it"
     if dispatch.followed_by is not None:
