@@ -14,7 +14,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm.transformers_utils.config": ("get_hf_file_to_dict",),
     "vllm.v1.engine.exceptions": ("EngineDeadError",),
     "vllm_omni.diffusion.attention.backends.abstract": ("AttentionMetadata",),
-    "vllm_omni.diffusion.attention.backends.sdpa": ("SDPABackend", "SDPAImpl"),
+    "vllm_omni.diffusion.attention.backends.sdpa": ("SDPABackend", "SDPABackend.get_impl_cls", "SDPAImpl"),
     "vllm_omni.diffusion.attention.layer": ("Attention",),
     "vllm_omni.diffusion.attention.parallel.base": ("ParallelAttentionContext",),
     "vllm_omni.diffusion.data": ("DiffusionOutput", "OmniDiffusionConfig"),
@@ -72,6 +72,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "QwenImagePipeline._decode_latents",
     ),
     "vllm_omni.diffusion.models.qwen_image.rope_utils": ("txt_seq_lens_from_embeds",),
+    "vllm_omni.diffusion.models.sdxl.sdxl_unet": ("SDXLUNet2DConditionModel", "SDXLUNet2DConditionModel.__init__"),
     "vllm_omni.diffusion.models.wan2_2.chunked_mp4": (
         "resolve_wan_output_fps",
         "resolve_wan_preencode_batch_frames",
@@ -86,21 +87,11 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "resolve_wan_sample_solver",
         "retrieve_latents",
     ),
-    "vllm_omni.diffusion.models.z_image.pipeline_z_image": (
-        "ZImagePipeline",
-        "ZImageTransformer2DModel",
-        "calculate_shift",
-        "get_post_process_func",
-        "retrieve_timesteps",
-    ),
-    "vllm_omni.diffusion.models.z_image.z_image_transformer": (
-        "SEQ_MULTI_OF",
-        "ZImageTransformer2DModel",
-        "ZImageTransformer2DModel.__init__",
-    ),
+    "vllm_omni.diffusion.models.z_image.pipeline_z_image": ("calculate_shift", "retrieve_timesteps"),
+    "vllm_omni.diffusion.models.z_image.z_image_transformer": ("SEQ_MULTI_OF",),
     "vllm_omni.diffusion.registry": (
-        "DiffusionModelRegistry",
-        "DiffusionModelRegistry._try_load_model_cls",
+        "_DIFFUSION_MODELS",
+        "_DIFFUSION_POST_PROCESS_FUNCS",
         "register_diffusion_model",
     ),
     "vllm_omni.diffusion.request": ("OmniDiffusionRequest",),
@@ -117,7 +108,6 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.utils.chunked_video": ("decode_to_mp4",),
     "vllm_omni.diffusion.utils.hf_utils": ("get_diffusion_model_index",),
     "vllm_omni.diffusion.utils.size_utils": ("normalize_min_aligned_size",),
-    "vllm_omni.diffusion.utils.tf_utils": ("get_transformer_config_kwargs",),
     "vllm_omni.diffusion.worker.diffusion_model_runner": ("DiffusionModelRunner",),
     "vllm_omni.diffusion.worker.diffusion_worker": ("DiffusionWorker", "WorkerWrapperBase"),
     "vllm_omni.diffusion.worker.input_batch": ("InputBatch", "InputBatch.make_batch"),
@@ -225,9 +215,6 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
     },
     "vllm_omni.diffusion.hooks.sequence_parallel:SequenceParallelSplitHook": {
         "_shard_with_auto_pad": "self, x, dim, shard_group",
-    },
-    "vllm_omni.diffusion.models.z_image.pipeline_z_image:ZImagePipeline": {
-        "__init__": "self, od_config, prefix",
     },
     "vllm_omni.diffusion.sched.base_scheduler:BaseScheduler": {
         "__init__": "self",

@@ -132,10 +132,11 @@ def on_stand_in(executor: Any, waits: HostWaits) -> Iterator[HostWaits]:
             waits.found[f"{_place()}: synchronize"] = None
 
     platform, pipeline = _platform(), executor.runner.pipeline
-    devices = {name: DEVICE for name, value in vars(pipeline).items() if isinstance(value, torch.device)}
+    named = [name for name, value in vars(pipeline).items() if isinstance(value, torch.device)]
+    devices: Any = dict.fromkeys(["device", *named], DEVICE)
     with (
         mock.patch.object(executor.adapter, "device", DEVICE),
-        mock.patch.multiple(pipeline, create=True, **{"device": DEVICE, **devices}),
+        mock.patch.multiple(pipeline, create=True, **devices),
         mock.patch.object(platform, "synchronize", synchronize),
         mock.patch.object(torch.cuda, "synchronize", synchronize),
         waits,
