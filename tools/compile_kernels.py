@@ -82,8 +82,10 @@ def selected_jobs(capability: int = 90) -> list[tuple[int, int]]:
         constants: dict[str, Any] = dict(variant.constants)
         if constants.get("PACKED", True) and constants.get("SIZE", WORLD_SIZE) == WORLD_SIZE:
             name = kernel_name(variant.kernel)
-            details = variant.constants if name in SMALL_PATHS else ()
-            chosen.setdefault((name, constants.get("TMA"), *details), number)
+            if name in SMALL_PATHS:  # how large a block is follows from the size of the group, which grows
+                chosen[name, constants.get("WIDTH"), constants.get("DTYPE")] = number
+            else:
+                chosen.setdefault((name, constants.get("TMA")), number)
     return [(capability, number) for number in chosen.values()]
 
 

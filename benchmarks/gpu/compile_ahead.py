@@ -33,21 +33,6 @@ def variants(capability: int, ranks: int, *, one_each: bool) -> list[int]:
     return list(first.values()) if one_each else list(range(len(everything)))
 
 
-def same_keys() -> None:
-    """In a process that compiles: before anything else.
-
-    What Triton calls a kernel in its cache depends on which kernels the process has asked for before. Asked for in
-    this order they are called the same everywhere, else every process compiles again what is there.
-    """
-    import triton
-
-    from gfdit.kernels.variants import all_variants
-
-    for variant in all_variants(2, ptx=True):
-        if isinstance(variant.kernel, triton.JITFunction):  # else it is interpreted
-            _ = variant.kernel.cache_key
-
-
 def _all(capability: int, ranks: int) -> list[Any]:
     from benchmarks.gpu.handshake import handshake_variant
     from gfdit.kernels.variants import all_variants
@@ -72,7 +57,6 @@ def _compile(which: tuple[int, int, int]) -> str:
 
     from gfdit.kernels.compiled import compile_variant
 
-    same_keys()
     capability, ranks, number = which
     variant = _all(capability, ranks)[number]
     try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.compile_ahead import same_keys
 from benchmarks.gpu.job import Job
 from gfdit.comm import CommError, GroupFreeComm, LocalHeap, spawn
 
@@ -70,13 +69,11 @@ class Where:
         """
         options: dict[str, Any] = {"device": "cuda"} if self.heap == "local" else {}
         options |= (sizes or self.sizes) | more
-        if self.heap == "local":
-            same_keys()
         return spawn(
             _prepared,
             num_ranks or self.num_ranks,
             self.heap,
-            (_SameKeys(), fn, args),
+            (fn, args),
             timeout_s=self.timeout_s,
             comm_timeout_s=comm_timeout_s,
             start_method="spawn" if self.on_gpu else "forkserver",
@@ -84,14 +81,7 @@ class Where:
         )
 
 
-class _SameKeys:
-    """Sent to a rank process: ``same_keys`` is called there when it arrives, which is before anything compiles."""
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return same_keys, ()
-
-
-def _prepared(comm: GroupFreeComm, _: object, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _prepared(comm: GroupFreeComm, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if comm.device.type == "cpu":
         importlib.import_module("tests.kernels.interpreter")  # makes it several times faster
         return fn(comm, *args)

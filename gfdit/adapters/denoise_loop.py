@@ -21,6 +21,7 @@ from vllm_omni.diffusion.worker.utils import StepRequestState
 
 from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import log_split
+from gfdit.adapters.scheduler_waits import WithoutWaits
 from gfdit.adapters.step_execution import StepExecutionAdapter, join_state, split_state
 from gfdit.migration.codec import Artifact
 
@@ -105,7 +106,8 @@ class DenoiseLoopAdapter(StepExecutionAdapter):
             row = 0
             for state in part:
                 num_rows = state.latents.shape[0]
-                self.step(state, noise[row : row + num_rows])
+                with WithoutWaits():
+                    self.step(state, noise[row : row + num_rows])
                 state.step_index += 1
                 row += num_rows
         return [TaskOutput(self.split(state)[1:]) for state in states]
@@ -152,9 +154,10 @@ def rows(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> torch
     return torch.cat([tensor.expand(other.shape[0], *tensor.shape[1:]) for tensor, other in pairs])
 
 
-def timestep_rows(states: Sequence[StepRequestState]) -> torch.Tensor:
-    """The current timestep of every row of latents, of the type that the timesteps have."""
-    return torch.cat([state.current_timestep.expand(state.latents.shape[0]) for state in states])
+def timestep_rows(states: Sequence[StepRequestState], device: torch.device) -> torch.Tensor:
+    """The current timestep of every row of latents, on ``device``, of the type that the timesteps have."""
+    rows = torch.cat([state.current_timestep.expand(state.latents.shape[0]) for state in states])
+    return rows.to(device, non_blocking=True)
 
 
 def _row_shapes(state: StepRequestState) -> tuple[Any, ...]:

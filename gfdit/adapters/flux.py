@@ -91,10 +91,11 @@ class FluxAdapter(PooledTextAdapter):
         latents = rows([state.latents for state in states], [state.latents for state in states])
         guidance = None
         if pipeline.transformer.guidance_embeds:
-            guidance = torch.full([1], first.sampling.guidance_scale, dtype=torch.float32).expand(latents.shape[0])
+            scale = first.sampling.guidance_scale
+            guidance = latents.new_full([1], scale, dtype=torch.float32).expand(latents.shape[0])
         common = {
             "hidden_states": latents,
-            "timestep": timestep_rows(states).to(device=latents.device, dtype=latents.dtype) / 1000,
+            "timestep": timestep_rows(states, latents.device).to(latents.dtype) / 1000,
             "guidance": guidance,
             "img_ids": first.extra["image_ids"],
             "joint_attention_kwargs": pipeline.joint_attention_kwargs,

@@ -25,6 +25,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
 from gfdit.adapters.denoise_loop import DenoiseLoopAdapter
 from gfdit.adapters.helios_plan import ChunkPlan
+from gfdit.adapters.scheduler_waits import WithoutWaits
 from gfdit.adapters.step_execution import join_state
 from gfdit.core.tasks import Shape, TaskKind, with_candidates
 
@@ -128,7 +129,8 @@ class HeliosAdapter(DenoiseLoopAdapter):
         state = self.resume(call)
         self.restore_pipeline(state)
         noise = self.pipeline.denoise_step(InputBatch.make_batch([state]), states=[state])
-        self.pipeline.step_scheduler(state, noise)
+        with WithoutWaits():
+            self.pipeline.step_scheduler(state, noise)
         state.extra["num_steps_done"] += 1
         if state.chunk_denoise_completed:
             self._end_chunk(state)
@@ -138,6 +140,8 @@ class HeliosAdapter(DenoiseLoopAdapter):
         """Draw its noise and set the pipeline's scheduler, this request's own, to its first step."""
         self.pipeline.prepare_next_chunk(state)
         state.scheduler = self.pipeline.scheduler
+        for name in [name for name in state.extra if name.startswith("indices_")]:
+            state.extra[name] = state.extra[name].to(self.device)  # once, and not at every step
 
     def _end_chunk(self, state: StepRequestState) -> None:
         """What ``post_decode`` does but for decoding: the chunk becomes history."""

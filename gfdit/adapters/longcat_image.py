@@ -90,7 +90,7 @@ class LongCatImageAdapter(DenoiseLoopAdapter):
         def branch(sign: str) -> dict[str, Any]:
             return {
                 "hidden_states": latents,
-                "timestep": timestep_rows(states).to(latents.dtype) / 1000,
+                "timestep": timestep_rows(states, latents.device).to(latents.dtype) / 1000,
                 "guidance": None,
                 "encoder_hidden_states": rows([getattr(s, f"{sign}prompt_embeds") for s in states], all_latents),
                 "txt_ids": first.extra[f"{sign}text_ids"],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.utils.size_utils import normalize_min_aligned_size
+from vllm_omni.diffusion.worker.input_batch import InputBatch
 from vllm_omni.diffusion.worker.utils import StepRequestState
 
 from gfdit.adapters.base import TaskCall, TaskOutput
@@ -109,6 +111,20 @@ class QwenImageAdapter(StepExecutionAdapter):
         state.scheduler = copy.deepcopy(pipeline.scheduler)
         state.scheduler.set_begin_index(0)
         return TaskOutput(split_state(state)[1:])
+
+    def make_batch(self, states: Sequence[StepRequestState]) -> InputBatch:
+        """Texts of one length go without masks, which vLLM-Omni would read back from the device at every step.
+
+        All rows of a request are the same text, so none of its tokens is padding.
+        """
+        for name in ("prompt_embeds", "negative_prompt_embeds"):
+            texts = [getattr(state, name) for state in states]
+            if len({None if text is None else text.shape[1] for text in texts}) == 1:
+                for state in states:
+                    setattr(state, f"{name}_mask", None)
+        batch = InputBatch.make_batch(states)
+        batch.timesteps = batch.timesteps.to(self.device, non_blocking=True)
+        return batch
 
     def _max_sequence_length(self, state: StepRequestState) -> int:
         return state.sampling.max_sequence_length or self.pipeline.tokenizer_max_length

@@ -16,7 +16,6 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 from vllm_omni.diffusion.models.qwen_image.rope_utils import txt_seq_lens_from_embeds
 from vllm_omni.diffusion.request import OmniDiffusionRequest
-from vllm_omni.diffusion.worker.input_batch import InputBatch
 from vllm_omni.diffusion.worker.utils import StepRequestState
 from vllm_omni.errors import OmniClientError
 
@@ -134,10 +133,10 @@ class QwenImageEditAdapter(DenoiseLoopAdapter, QwenImageAdapter):
         state.negative_txt_seq_lens = txt_seq_lens_from_embeds(state.negative_prompt_embeds)
         if pipeline.transformer.guidance_embeds:
             scale = sampling.guidance_scale if sampling.guidance_scale_provided else _GUIDANCE_SCALE
-            state.guidance = torch.full([num_rows], scale, dtype=torch.float32)
+            state.guidance = torch.full([num_rows], scale, dtype=torch.float32, device=self.device)
 
     def predict(self, states: Sequence[StepRequestState]) -> torch.Tensor:
-        batch = InputBatch.make_batch(states)
+        batch = self.make_batch(states)
         pipeline = self.pipeline
         pipeline.transformer.do_true_cfg = batch.do_true_cfg
         positive, negative, output_slice = QwenImagePipeline._build_denoise_kwargs(

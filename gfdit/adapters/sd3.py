@@ -79,7 +79,7 @@ class StableDiffusion3Adapter(PooledTextAdapter):
         pipeline = self.pipeline
         common = {
             "hidden_states": rows([state.latents for state in states], [state.latents for state in states]),
-            "timestep": timestep_rows(states).to(device=pipeline.device, dtype=pipeline.od_config.dtype),
+            "timestep": timestep_rows(states, pipeline.device).to(pipeline.od_config.dtype),
             "return_dict": False,
         }
         return self.predict_guided(states, states[0].sampling.guidance_scale, common)

@@ -161,7 +161,7 @@ class StepExecutionAdapter:
         """One step of each request, in one forward pass if vLLM-Omni can make a batch of them."""
         states = [self.resume(call) for call in calls]
         try:
-            batch = InputBatch.make_batch(states)
+            batch = self.make_batch(states)
         except ValueError as error:
             if len(calls) == 1:
                 raise
@@ -178,6 +178,10 @@ class StepExecutionAdapter:
             self.pipeline.step_scheduler(state, noise[row : row + num_rows] if noise is not None else None)
             row += num_rows
         return [TaskOutput(split_state(state)[1:]) for state in states]
+
+    def make_batch(self, states: list[StepRequestState]) -> InputBatch:
+        """For one forward pass. Raises ``ValueError`` for states that cannot share one."""
+        return InputBatch.make_batch(states)
 
     def decode(self, call: TaskCall) -> TaskOutput:
         state = self.resume(call)

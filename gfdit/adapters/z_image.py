@@ -43,6 +43,7 @@ class ZImageAdapter(DenoiseLoopAdapter):
     captures_steps = True
     pipeline_class = "ZImagePipeline"
     batches = True
+    step_extra = frozenset({"progress"})
     # vLLM-Omni's own plan, but that every split pads: it takes only lengths that divide by the degree.
     sequence_plan = SequencePlan(
         {
@@ -140,6 +141,8 @@ class ZImageAdapter(DenoiseLoopAdapter):
         num_steps = sampling.num_inference_steps or self.default_num_steps
         state.timesteps, _ = retrieve_timesteps(scheduler, num_steps, device, sigmas=sampling.sigmas, mu=mu)
         state.scheduler = self.own_scheduler()
+        if _is_truncated(state):  # a step that looked at its timestep would wait for the device
+            state.extra["progress"] = ((1000 - state.timesteps.to(torch.float32)) / 1000).tolist()
 
     def compatible(self, states: Sequence[StepRequestState]) -> bool:
         """Captions must be padded to the same length, which attention sees."""
@@ -147,7 +150,7 @@ class ZImageAdapter(DenoiseLoopAdapter):
 
     def predict(self, states: Sequence[StepRequestState]) -> torch.Tensor:
         latents = torch.cat([state.latents for state in states]).to(self.pipeline.od_config.dtype)
-        timesteps = (1000 - timestep_rows(states)) / 1000
+        timesteps = (1000 - timestep_rows(states, latents.device)) / 1000
         captions = [state.prompt_embeds for state in states for _ in range(state.latents.shape[0])]
         scale = _guidance(states[0])
         if scale <= 0:
@@ -214,12 +217,14 @@ def _pass_key(state: StepRequestState) -> tuple[Any, ...]:
 def _guidance(state: StepRequestState) -> float:
     """The scale of guidance at the current step; 0 where it is off, or cut off from ``cfg_truncation`` on."""
     scale = max(0.0, state.sampling.guidance_scale)
+    if scale == 0 or not _is_truncated(state):
+        return scale
+    return 0.0 if state.extra["progress"][state.step_index] > _truncation(state) else scale
+
+
+def _is_truncated(state: StepRequestState) -> bool:
     truncation = _truncation(state)
-    if scale == 0 or truncation is None or truncation >= 1:
-        return scale  # as nearly always; to look at the timestep would make the host wait for the device
-    assert state.current_timestep is not None
-    progress = ((1000 - state.current_timestep.to(torch.float32)) / 1000).item()
-    return 0.0 if progress > truncation else scale
+    return truncation is not None and truncation < 1
 
 
 def _truncation(state: StepRequestState) -> float | None:

@@ -87,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
         SelectorTable.load(args.table)
     operations = [operation_named(name) for name in args.operations] if args.operations else None
     sizes = [parse_bytes(text) for text in args.sizes]
+    # Ranks without a device of their own may be forked: then torch is imported once.
     options: dict[str, Any] = {"device": args.device} if args.heap == "local" else {}
+    if args.heap not in ("local", "torch_symmetric"):
+        options["start_method"] = "forkserver"
     if has_kernels:
         sizes_of_heap = INTERPRETED_SIZES if args.heap == "interpreted" else DEVICE_SIZES
         options |= {**sizes_of_heap, "selector_table": str(args.table or "")}

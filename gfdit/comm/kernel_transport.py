@@ -248,7 +248,7 @@ class KernelTransport:
 
     def warm_up(self) -> None:
         variants = list(all_variants(self._heap.world_size, self._state.on_gpu, is_hopper(site_of(self._heap))))
-        # Ranks that share a disk cache begin with different ones.
+        # Ranks share what they compile by a cache on disk: they begin with different ones.
         first = self._rank * len(variants) // self._heap.world_size
         launcher.warm_up([*variants[first:], *variants[:first]])
         # What an abort needs of torch: loading it then would wait for the kernels that are to be aborted.

@@ -68,6 +68,16 @@ class TaskWithdrawn(_Event, frozen=True, gc=False):
     dispatch_id: int
 
 
+class TaskDelivering(_Event, frozen=True, gc=False):
+    """The device is done with a dispatch whose result is on its way to the engine.
+
+    The rank may be given something else. ``TaskFinished`` follows when the result is there, or ``TaskFailed``.
+    """
+
+    dispatch_id: int
+    rank: int
+
+
 class TaskFinished(_Event, frozen=True, gc=False):
     """The device of one rank is done; ``seconds`` is its measured execution time.
 
@@ -179,6 +189,7 @@ Event = (
     | TaskDispatched
     | TaskStarted
     | TaskWithdrawn
+    | TaskDelivering
     | TaskFinished
     | TaskFailed
     | MemoryMeasured

@@ -7,6 +7,7 @@ divisible by 16, 32 bits wide) and compile another variant for some of them, in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,23 @@ def signature(variant: Variant) -> Mapping[str, Any]:
     return types
 
 
+@functools.cache
+def name_kernels() -> None:
+    """Settle what kernels are called in Triton's cache on disk, in one order in all processes.
+
+    The name of a kernel depends on which others were named before it. Processes that name them in other orders
+    compile again what they could share.
+    """
+    from gfdit.kernels.variants import all_variants  # which is made of this module
+
+    for variant in all_variants(2, ptx=True):
+        if isinstance(variant.kernel, triton.JITFunction):  # else it is interpreted
+            _ = variant.kernel.cache_key
+
+
 def compile_variant(variant: Variant, target: GPUTarget) -> Any:
     """Triton's ``CompiledKernel`` for ``target``, for example ``GPUTarget("cuda", 90, 32)``."""
+    name_kernels()
     source = triton.compiler.ASTSource(variant.kernel, signature(variant), dict(variant.constants))
     registers = min(_MAX_REGISTERS, _REGISTERS // (32 * variant.num_warps))
     options = {"num_warps": variant.num_warps, "maxnreg": registers}

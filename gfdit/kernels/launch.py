@@ -109,7 +109,7 @@ class Launcher:
         interpreted.
         """
         values = tuple(constants.values())
-        enqueue = self._ready.get((kernel, shape.num_warps, values, tuples))
+        enqueue = self._ready.get((id(kernel), shape.num_warps, values, tuples))
         if enqueue is None:
             if tuple(constants) != constant_names(kernel):
                 raise TypeError(f"{kernel_name(kernel)} takes its constants in the order {constant_names(kernel)}")
@@ -139,7 +139,8 @@ class Launcher:
 
 
 def _key_of(variant: Variant) -> tuple[object, ...]:
-    return variant.kernel, variant.num_warps, tuple(value for _, value in variant.constants), variant.tuples
+    # Not the kernel: Triton's hash of it settles its name, which is too early (see ``name_kernels``).
+    return id(variant.kernel), variant.num_warps, tuple(value for _, value in variant.constants), variant.tuples
 
 
 def plan_launch(

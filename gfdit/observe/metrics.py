@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from prometheus_client import Gauge
 
@@ -12,6 +12,14 @@ _ARTIFACT_BYTES = Gauge(
     ["rank"],
     multiprocess_mode="livemostrecent",
 )
+
+_RANK_UP = Gauge("gfdit_rank_up", "1 while a rank serves", ["rank"], multiprocess_mode="livemostrecent")
+
+
+def show_ranks(num_ranks: int, serving: Container[int]) -> None:
+    """Which ranks serve now."""
+    for rank in range(num_ranks):
+        _RANK_UP.labels(str(rank)).set(rank in serving)
 
 
 def show_artifact_bytes(by_rank: Sequence[int]) -> None:

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-#: Symbols of vLLM-Omni 0.30 that gfdit builds on, as (module, dotted attribute).
-SYMBOLS = (
-    ("vllm_omni.diffusion.attention.layer", "Attention"),
-    ("vllm_omni.diffusion.data", "DiffusionOutput.from_exception"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._add_prepared_request"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._busy_loop"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._fail_engine"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._finalize_finished_request"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_execute_fn"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_executor"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_process_hooks"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._init_scheduler"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._make_dummy_request"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._prepare_request_for_admission"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._put_output"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._resolve_execution_mode"),
-    ("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine._run_rpc_task"),
-    ("vllm_omni.diffusion.distributed.parallel_state", "_CFG"),
-    ("vllm_omni.diffusion.distributed.parallel_state", "_SP"),
-    ("vllm_omni.diffusion.distributed.sp_plan", "SequenceParallelInput"),
-    ("vllm_omni.diffusion.distributed.sp_plan", "get_sp_plan_from_model"),
-    ("vllm_omni.diffusion.forward_context", "get_forward_context"),
-    ("vllm_omni.diffusion.forward_context", "set_forward_context"),
-    ("vllm_omni.diffusion.hooks.sequence_parallel", "SequenceParallelSplitHook._shard_with_auto_pad"),
-    ("vllm_omni.diffusion.hooks.sequence_parallel", "_get_submodule_by_name"),
-    ("vllm_omni.diffusion.hooks.sequence_parallel", "apply_sequence_parallel"),
-    ("vllm_omni.diffusion.ipc", "pack_diffusion_output_shm"),
-    ("vllm_omni.diffusion.ipc", "unpack_diffusion_output_shm"),
-    ("vllm_omni.diffusion.sched.interface", "StepBatchSamplingParamsKey"),
-    ("vllm_omni.diffusion.worker.diffusion_model_runner", "DiffusionModelRunner.load_model"),
-    ("vllm_omni.diffusion.worker.diffusion_worker", "WorkerWrapperBase"),
-    ("vllm_omni.diffusion.worker.input_batch", "InputBatch.make_batch"),
-    ("vllm_omni.diffusion.worker.utils", "StepRequestState"),
-)
+from gfdit.omni.vllm_symbols import MEMBERS, SYMBOLS
+
+_THIS = "this vLLM-Omni (gfdit needs 0.30)"
+_MODELS = "vllm_omni.diffusion.models."
 
 _SHARDED = "its weights would be sharded at load, and every rank must be able to run any task"
 _STATIC = "gfdit chooses it for every task; leave it at 1"
@@ -46,14 +22,88 @@ _STATE = "it keeps the state of one request in the model, and gfdit interleaves 
 _OFFLOAD = "moving weights during a forward pass does not go with a full replica per rank"
 
 
-def check_symbols() -> None:
-    """Raise ``ImportError`` naming the first symbol this vLLM-Omni lacks."""
-    for module, path in SYMBOLS:
-        target: Any = importlib.import_module(module)
-        for name in path.split("."):
-            if not hasattr(target, name):
-                raise ImportError(f"gfdit needs {module}.{path}, which this vLLM-Omni does not have (needs 0.30)")
-            target = getattr(target, name)
+def check_symbols(
+    symbols: Mapping[str, Sequence[str]] = SYMBOLS,
+    members: Mapping[str, Mapping[str, str | None]] = MEMBERS,
+) -> None:
+    """Raise ``ImportError`` naming the first thing that this vLLM-Omni lacks, or has with other parameters.
+
+    A method that is overridden and has another name there would never be called, without a word.
+    """
+    for module, names in symbols.items():
+        for name in names:
+            if not _has(module, name):
+                raise ImportError(f"gfdit needs {module}.{name}, which {_THIS} does not have")
+    for place, wanted in members.items():
+        module, _, cls = place.partition(":")
+        for name, parameters in wanted.items():
+            what = f"{module}.{cls}.{name}"
+            there = _parameters_in(module, cls)
+            if name not in there and not (parameters is None and _has(module, f"{cls}.{name}")):
+                raise ImportError(f"gfdit builds on {what}, which {_THIS} does not have")
+            if parameters is not None and there[name] != parameters:
+                raise ImportError(f"gfdit overrides {what}({parameters}), which takes ({there[name]}) in {_THIS}")
+
+
+def parameters_of(member: Any) -> str | None:
+    """Names of a method's parameters; None for what is no method."""
+    member = getattr(member, "__func__", member)
+    return ", ".join(inspect.signature(member).parameters) if inspect.isfunction(member) else None
+
+
+def _has(module: str, name: str) -> bool:
+    """``name`` may be of an attribute, which a model has somewhere in its module."""
+    parts = name.split(".")
+    if module.startswith(_MODELS):
+        return _names_in(module).issuperset(parts)
+    target = importlib.import_module(module)
+    for part in parts:
+        if not hasattr(target, part):
+            return False
+        target = getattr(target, part)
+    return True
+
+
+@functools.cache
+def _names_in(module: str) -> set[str]:
+    """Of the code of a model."""
+    names = set()
+    for node in ast.walk(_source_of(module)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                names.update(alias.asname or alias.name for alias in aliases)
+    return names
+
+
+def _parameters_in(module: str, cls: str) -> dict[str, str | None]:
+    """By member of a class."""
+    if not module.startswith(_MODELS):
+        found = getattr(importlib.import_module(module), cls, None)
+        return {} if found is None else {name: parameters_of(member) for name, member in vars(found).items()}
+    members: dict[str, str | None] = {}
+    for node in _source_of(module).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    given = method.args
+                    names = [
+                        arg.arg
+                        for arg in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+                        if arg
+                    ]
+                    members[method.name] = ", ".join(names)
+    return members
+
+
+@functools.cache
+def _source_of(module: str) -> ast.Module:
+    """A model's code, which is not imported: a server needs one of all."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"gfdit needs {module}, which {_THIS} does not have")
+    return ast.parse(Path(spec.origin).read_text())
 
 
 def check_config(od_config: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.fx.experimental._config
 from torch._dynamo.utils import counters
 
 # Graphs that are kept of one kind of block, before torch gives up compiling it: degrees times classes of shapes.
@@ -39,6 +40,8 @@ def prepare_compiled_blocks(model: torch.nn.Module) -> int:
     if num_blocks:
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS_PER_BLOCK)
+        # Else a graph made when a size happens to equal another one holds only where they are equal again.
+        torch.fx.experimental._config.use_duck_shape = False
     return num_blocks
 
 

@@ -39,7 +39,7 @@ from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
 from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
-from gfdit.observe.metrics import show_artifact_bytes
+from gfdit.observe.metrics import show_artifact_bytes, show_ranks
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
@@ -99,6 +99,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self._calls: dict[int, _RpcTask] = {}
         self._pauses: list[_RpcTask] = []
         self._num_alive = 0
+        self._num_left = self.num_ranks  # ranks that serve, or will again
 
     def _init_execute_fn(self) -> None:
         """Nothing to choose: tasks are dispatched by the control plane."""
@@ -123,6 +124,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 what = WarmUp(requests, self._sequence_parallel, limit_s, self.settings.min_sp)
                 self._warm_up(what)
                 self.executor.change_payload(warm_up=what)
+            show_ranks(self.num_ranks, range(self.num_ranks))
             self._start_loop()
         except Exception:
             logger.exception("warm-up failed")
@@ -298,6 +300,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
             for message in self.executor.receive(1.0):
                 with guarded(f"taking in a message ({type(message).__name__})", partial(self._on_bad, message)):
                     self._on_message(message)
+            if self._num_left < self.settings.min_ranks:
+                left = f"{self._num_left} of {self.num_ranks} ranks are left"
+                raise RuntimeDownError(retryable(f"{left}, min_ranks is {self.settings.min_ranks}"))
             self._send_submissions()
             self._process_aborts_queue()
             self._process_rpc_queue()
@@ -316,7 +321,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_bad(self, message: msg.ControlMessage | msg.Result, error: BaseException) -> None:
         """A message that cannot be taken in fails the request that it is about, and nothing else."""
         match message:
-            case msg.ArtifactBytes() | msg.CallDone():
+            case msg.ArtifactBytes() | msg.RanksServing() | msg.CallDone():
                 pass
             case _ if (request_id := getattr(message, "request_id", None)) is not None:
                 if self._is_live(request_id):  # there, too
@@ -363,6 +368,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 self._on_ended(message)
             case msg.ArtifactBytes(by_rank):
                 show_artifact_bytes(by_rank)
+            case msg.RanksServing(serving, gone):
+                show_ranks(self.num_ranks, serving)
+                self._num_left = self.num_ranks - len(gone)
             case msg.CallDone(call_id):
                 if (task := self._calls.pop(call_id, None)) is not None:  # else it was given up
                     self._on_call_done(task, message)
@@ -505,6 +513,8 @@ def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:
     num_ranks = settings.ranks or od_config.parallel_config.data_parallel_size or od_config.num_gpus or 1
     if settings.min_sp > num_ranks:
         raise ValueError(f"gfdit setting 'min_sp' is {settings.min_sp}, but there are {num_ranks} ranks")
+    if settings.min_ranks > num_ranks:
+        raise ValueError(f"gfdit setting 'min_ranks' is {settings.min_ranks}, but there are {num_ranks} ranks")
     num_devices = current_omni_platform.get_device_count()
     if names := settings.device_names:
         if current_omni_platform.device_type == "cpu":

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -295,22 +295,24 @@ class OmniExecutor:
         self.worker.shutdown()
 
 
+class WorkerOnDevice(DiffusionWorker):
+    """vLLM-Omni's worker, which takes the device whose index is its rank, on any device."""
+
+    device_index: ClassVar[int | None] = None
+    rank: int
+
+    def init_device(self) -> None:
+        rank = self.rank
+        if self.device_index is not None:
+            self.rank = self.device_index
+        try:
+            super().init_device()
+        finally:
+            self.rank = rank
+
+
 def worker_on(device: torch.device) -> type[DiffusionWorker]:
-    """vLLM-Omni's worker on ``device``: its own takes the one whose index is its rank."""
-
-    class WorkerOnDevice(DiffusionWorker):
-        rank: int
-
-        def init_device(self) -> None:
-            rank = self.rank
-            if device.index is not None:
-                self.rank = device.index
-            try:
-                super().init_device()
-            finally:
-                self.rank = rank
-
-    return WorkerOnDevice
+    return type("WorkerOnDevice", (WorkerOnDevice,), {"device_index": device.index})
 
 
 def _be_alone(od_config: OmniDiffusionConfig) -> None:

@@ -144,12 +144,17 @@ class ElasticExecutor(DiffusionExecutor):
 
     @staticmethod
     def call_result(done: msg.CallDone, method: str, unique_reply_rank: int | None) -> Any:
-        """The workers' values, or one of them. Raises ``RuntimeError`` if any worker failed."""
+        """The values of the workers that there are, or one of them: the first, if the rank asked for is gone.
+
+        Raises ``RuntimeError`` if any worker failed.
+        """
         for rank, (ok, value) in enumerate(done.replies):
             if not ok:
                 raise RuntimeError(f"{method} failed on rank {rank}: {value.decode()}")
-        values = [pickle.loads(value) for _, value in done.replies]
-        return values if unique_reply_rank is None else values[unique_reply_rank]
+        values = {rank: pickle.loads(value) for rank, (_, value) in enumerate(done.replies) if value != msg.GONE}
+        if unique_reply_rank is None:
+            return list(values.values())
+        return values.get(unique_reply_rank, next(iter(values.values())))
 
     def collective_rpc(
         self,

@@ -61,6 +61,9 @@ class Settings:
     Every ``checkpoint_every_steps`` steps, unless 0, the state of a request on a
     single rank is copied to another rank.
 
+    Ranks that are lost for good are done without, down to ``min_ranks``: with fewer the server is unhealthy (HTTP
+    503), for whatever watches it to start it again.
+
     A control process that ends, or does not answer for ``control_timeout_s``, is replaced, but not after
     ``max_control_restarts`` in a row. Loading the model from disk, each item of its warm-up and every call to the
     workers without a time limit of its own take ``start_timeout_s`` at most.
@@ -99,6 +102,7 @@ class Settings:
     checkpoint_every_steps: CountOrZero = 0
     max_restarts: CountOrZero = 3
     max_control_restarts: CountOrZero = 3
+    min_ranks: Count = 1
     control_timeout_s: Seconds = 5.0
     heartbeat_timeout_s: Seconds = 10.0
     task_timeout_s: Seconds = 60.0

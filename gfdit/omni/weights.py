@@ -15,7 +15,7 @@ def fetch_weights(model: str) -> None:
     """Download ``model`` unless it is a folder, or on the disk already; however long that takes.
 
     The download is vLLM-Omni's own. Of a repository of components that can be loaded one by one each pipeline
-    fetches its parts by itself, in the ranks. Raises ``ValueError`` for a model that the hub has not, or refuses.
+    fetches its parts by itself, in the ranks. Raises ``ValueError`` for a model that the hub lacks or denies.
     """
     if Path(model).expanduser().exists():
         return

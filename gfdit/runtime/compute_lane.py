@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from gfdit.comm import CommError, GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
@@ -14,6 +15,7 @@ from gfdit.core.events import (
     MemoryMeasured,
     MemoryUse,
     RankProbed,
+    TaskDelivering,
     TaskDispatched,
     TaskFailed,
     TaskFinished,
@@ -22,6 +24,7 @@ from gfdit.core.events import (
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.completion import CompletionMonitor
+from gfdit.runtime.deliveries import Deliveries
 from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor, forget_frames, ran_out_of_memory
 from gfdit.runtime.migration_lane import MigrationLane, reset_edges
 from gfdit.runtime.sockets import Inbox, Reports
@@ -37,7 +40,8 @@ class ComputeLane:
     """Runs tasks on the worker's main thread, which never waits for the device.
 
     On a device that works by itself, the next task is launched while it is still busy with one before. A task is
-    over when the device is done with it: only then is it reported, and its inputs dropped.
+    over when the device is done with it and its result, if it has one, is delivered: only then is it reported, and
+    its inputs dropped. With ``deliveries`` the rank is reported as free while a result is on its way.
     """
 
     def __init__(
@@ -51,11 +55,13 @@ class ComputeLane:
         migration: MigrationLane,
         claims: Claims,
         monitor: CompletionMonitor,
+        deliveries: Deliveries | None = None,
     ) -> None:
         self.rank = rank
         self.executor = executor
         self.comm = comm
         self.reports = reports
+        self.deliveries = deliveries
         self.made_by = migration.made_by
         self._incarnation = incarnation
         self._inbox = inbox
@@ -96,6 +102,8 @@ class ComputeLane:
                         return
         finally:
             self._monitor.close()
+            if self.deliveries is not None:
+                self.deliveries.close()
 
     def has_failed(self, dispatch_id: int | None) -> bool:
         return dispatch_id in self._failed
@@ -104,6 +112,9 @@ class ComputeLane:
         """Wake the peers that wait for this rank in a collective, and remember."""
         self._failed.append(command.dispatch_id)
         self.comm.abort(command.layout.ranks)
+        self.log_failure(command, error)
+
+    def log_failure(self, command: RunTask, error: Exception) -> None:
         logger.error(
             "rank %d: %s failed at %s",
             self.rank,
@@ -175,6 +186,8 @@ class ComputeLane:
     def _reconnect(self, first_id: int) -> None:
         """Both lanes are through with what the last control process wanted: say what has come of it."""
         self._monitor.drain()
+        if self.deliveries is not None:
+            self.deliveries.drain()
         generation = max(self._generation, self._migration.await_reconnected(first_id))
         held = self.executor.holdings()
         unsound = [one.artifact for one in held if not self.made_by.is_sound(one.artifact)]
@@ -209,6 +222,9 @@ class TaskWork:
         self.error = error
         self._lane.made_by.distrust(self.outputs)
         self._lane.note_failure(self._command, error)
+        self._reclaim_after(error)
+
+    def _reclaim_after(self, error: Exception) -> None:
         if ran_out_of_memory(error):
             forget_frames(error)
             self._lane.executor.reclaim()
@@ -222,14 +238,43 @@ class TaskWork:
         self._lane.reports.tell(TaskDispatched(self._command.dispatch_id, self._lane.rank))
 
     def finished(self, at_s: float) -> None:
-        lane, command = self._lane, self._command
+        lane = self._lane
         if self.error is None:
             try:
                 self._check()
-                lane.reports.deliver(self.results())
-                lane.executor.free(lane.made_by.forget(command.consumes))
+                if lane.deliveries is None or not self._has_result:
+                    self._deliver()
             except Exception as error:
                 self.fail(error)
+        if self.error is None and lane.deliveries is not None and self._has_result:
+            lane.reports.tell(TaskDelivering(self._command.dispatch_id, lane.rank))
+            lane.deliveries.put(partial(self._finish_beside, at_s))
+        else:
+            self._tell(at_s)
+
+    @property
+    def _has_result(self) -> bool:
+        first = self._lane.rank == self._command.layout.ranks[0]
+        return first and any(not task.outputs for task in self._command.tasks)
+
+    def _deliver(self) -> None:
+        lane, results = self._lane, self.results
+        self.results = dict  # what is delivered need not be kept
+        lane.reports.deliver(results())
+        lane.executor.free(lane.made_by.forget(self._command.consumes))
+
+    def _finish_beside(self, at_s: float) -> None:
+        """Peers are at other tasks: a failure is none of theirs."""
+        try:
+            self._deliver()
+        except Exception as error:
+            self.error = error
+            self._lane.log_failure(self._command, error)
+            self._reclaim_after(error)
+        self._tell(at_s)
+
+    def _tell(self, at_s: float) -> None:
+        lane, command = self._lane, self._command
         if self.error is None:
             seconds = at_s - self._started_s
             lane.reports.tell(

@@ -88,6 +88,7 @@ class ControlProcess:
         self._wake_at_s: float | None = None
         self._alive_at_s = self._usage_at_s = 0.0
         self._usage = [0] * config.num_ranks
+        self._told_ranks = msg.RanksServing(tuple(range(config.num_ranks)), ())
         self._engine_heard_s = clock()
         self._engine_silent = False
         self._senders: dict[type, Callable[[Any], None]] = {
@@ -249,6 +250,7 @@ class ControlProcess:
             self.plane.check_integrity()
         self._wake_if_due()
         self._report_usage()
+        self._report_ranks()
 
     def _wake_if_due(self) -> None:
         """The policy wants to be asked, or something in the control plane ends by itself."""
@@ -313,7 +315,8 @@ class ControlProcess:
         to_come = self._supervisor.plan_start(rank)
         self._feed(ev.RankLost(rank, how, for_good=not to_come))
         if not to_come:
-            logger.error("rank %d is not started again; the others go on", rank)
+            left = self.config.num_ranks - len(self.plane.state.ranks.lost)
+            logger.error("rank %d is not started again before the server is; %d others go on", rank, left)
             if not self._supervisor.any_to_come:
                 raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
 
@@ -360,8 +363,11 @@ class ControlProcess:
                     if rank not in self.plane.state.ranks.lost:
                         self._limits.called(rank, call_id, method)
                         self._port.send("compute", (rank,), msg.Call(call_id, method, payload))
-                    elif done := self._calls.reply(call_id, rank, False, f"rank {rank} is lost".encode()):
-                        self._port.tell(done)
+                    else:
+                        gone = self._supervisor.is_gone(rank)
+                        answer = (True, msg.GONE) if gone else (False, f"rank {rank} is being started".encode())
+                        if done := self._calls.reply(call_id, rank, *answer):
+                            self._port.tell(done)
             case msg.Alive() | msg.Resubmitted():
                 pass
 
@@ -369,6 +375,9 @@ class ControlProcess:
         match message:
             case ev.TaskStarted(_, rank) | ev.TaskDispatched(_, rank):
                 self._limits.got_on(rank)
+                self._feed(message)
+            case ev.TaskDelivering(dispatch_id, rank):
+                self._limits.delivering(rank, dispatch_id)
                 self._feed(message)
             case ev.TaskFinished(dispatch_id, rank):
                 self._passed(dispatch_id, rank, done=True)
@@ -471,6 +480,16 @@ class ControlProcess:
         if by_rank != self._usage:
             self._usage, self._usage_at_s = by_rank, now_s + USAGE_INTERVAL_S
             self._port.tell(msg.ArtifactBytes(by_rank))
+
+    def _report_ranks(self) -> None:
+        ranks, lost = range(self.config.num_ranks), self.plane.state.ranks.lost
+        if not lost and not self._told_ranks.gone and len(self._told_ranks.serving) == len(ranks):
+            return
+        gone = tuple([rank for rank in lost if self._supervisor.is_gone(rank)])
+        now = msg.RanksServing(tuple([rank for rank in ranks if rank not in lost]), tuple(sorted(gone)))
+        if now != self._told_ranks:
+            self._told_ranks = now
+            self._port.tell(now)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from gfdit.core.events import (
     MigrationFinished,
     RankProbed,
     RequestCancelled,
+    TaskDelivering,
     TaskDispatched,
     TaskFailed,
     TaskFinished,
@@ -88,6 +89,10 @@ class Ready(Message, frozen=True):
     """Every worker has loaded the model and waits for tasks."""
 
 
+GONE = b""
+"""The answer, as if all were well, for a rank that was lost and is not started again: it is not asked any more."""
+
+
 class CallDone(Message, frozen=True):
     """Replies by rank, as (ok, pickled value or error text)."""
 
@@ -101,6 +106,13 @@ class ArtifactBytes(Message, frozen=True):
     by_rank: list[int]
 
 
+class RanksServing(Message, frozen=True):
+    """Which ranks serve now, and which never will again; others are being started. Sent when it has changed."""
+
+    serving: tuple[int, ...]
+    gone: tuple[int, ...]
+
+
 class Fatal(Message, frozen=True):
     """The runtime is down: every live request is lost."""
 
@@ -108,7 +120,7 @@ class Fatal(Message, frozen=True):
 
 
 RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
-ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | Fatal | Alive
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | RanksServing | Fatal | Alive
 
 
 # Control process to worker
@@ -207,7 +219,7 @@ class WorkerFailed(Message, frozen=True):
     error: str
 
 
-TaskEvent = TaskStarted | TaskDispatched | TaskFinished | TaskFailed
+TaskEvent = TaskStarted | TaskDispatched | TaskDelivering | TaskFinished | TaskFailed
 WorkerEvent = TaskEvent | MemoryMeasured | MigrationFinished | EdgesReset | RankProbed
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 

@@ -277,6 +277,10 @@ class Supervisor:
         """Whether a rank is there, or will be."""
         return bool(self.workers) or self.next_start_s is not None
 
+    def is_gone(self, rank: int) -> bool:
+        """Lost, and not to be started again."""
+        return rank not in self.workers and self._ranks[rank].start_s is None
+
     def give_up(self, rank: int) -> None:
         """Never start ``rank`` again."""
         self._ranks[rank].start_s, self._ranks[rank].num_failures = None, self.config.max_restarts + 1

@@ -44,6 +44,14 @@ class _Rank:
     since_s: float = 0.0
     tasks: dict[int | str, _Limit] = field(default_factory=dict)  # in order; by dispatch, or name of a call
     done: set[_Work] = field(default_factory=set)
+    deliveries: dict[int, _Delivery] = field(default_factory=dict)  # by dispatch
+
+
+class _Delivery(NamedTuple):
+    """A result on its way beside other tasks, ``since_s``."""
+
+    limit: _Limit
+    since_s: float
 
 
 class TimeLimits:
@@ -51,7 +59,7 @@ class TimeLimits:
 
     The first time that a rank does such work it may take as long as starting the worker. Where several ranks work
     together, a rank that waits for another one fails by itself after ``comm_timeout_s``: that much is granted on
-    top, so that only the culprit is found.
+    top, so that only the culprit is found. A result on its way may take as long as its task.
     """
 
     def __init__(self, config: RuntimeConfig, clock: Callable[[], float]) -> None:
@@ -75,11 +83,21 @@ class TimeLimits:
         """A rank has begun or launched a task."""
         self._ranks[rank_id].since_s = self._clock()
 
+    def delivering(self, rank_id: int, dispatch_id: int) -> None:
+        """A rank goes on to its next task while the result of a dispatch is on its way."""
+        rank = self._ranks[rank_id]
+        if (limit := rank.tasks.pop(dispatch_id, None)) is not None:
+            rank.since_s = self._clock()
+            rank.deliveries[dispatch_id] = _Delivery(limit, rank.since_s)
+
     def over(self, rank_id: int, dispatch_id: int, *, done: bool) -> None:
         """A rank is done with a dispatch, or it failed there or was withdrawn."""
         rank = self._ranks[rank_id]
-        rank.since_s = self._clock()
-        limit = rank.tasks.pop(dispatch_id, None)
+        if (delivery := rank.deliveries.pop(dispatch_id, None)) is not None:
+            limit: _Limit | None = delivery.limit
+        else:
+            rank.since_s = self._clock()
+            limit = rank.tasks.pop(dispatch_id, None)
         if limit is not None and limit.work is not None and done:
             if len(rank.done) >= _MAX_WORK:  # a server may be asked for any size
                 rank.done.clear()
@@ -113,6 +131,7 @@ class TimeLimits:
         if now_s - self._checked_s > self._config.task_timeout_s / 2:
             for rank in self._ranks.values():
                 rank.since_s = now_s
+                rank.deliveries = {name: one._replace(since_s=now_s) for name, one in rank.deliveries.items()}
         self._checked_s = now_s
         found = {}
         for rank_id, rank in self._ranks.items():
@@ -120,6 +139,9 @@ class TimeLimits:
                 limit = next(iter(rank.tasks.values()))
                 if (at_it_s := now_s - rank.since_s) > self._seconds(limit, rank):
                     found[rank_id] = f"stuck in {limit.name} for {at_it_s:.0f} s"
+            for limit, since_s in rank.deliveries.values():
+                if now_s - since_s > self._seconds(limit, rank):
+                    found[rank_id] = f"stuck in the result of {limit.name} for {now_s - since_s:.0f} s"
         return found
 
     def _seconds(self, limit: _Limit, rank: _Rank) -> float:

@@ -50,6 +50,7 @@ def _serve(
     from gfdit.runtime.claims import Claims
     from gfdit.runtime.completion import make_monitor
     from gfdit.runtime.compute_lane import ComputeLane
+    from gfdit.runtime.deliveries import DeliveryThread
     from gfdit.runtime.migration_lane import MigrationLane, own_stream
     from gfdit.runtime.watch import Watch
 
@@ -80,6 +81,8 @@ def _serve(
             migration,
             Claims(config.claims_dir),
             make_monitor(executor.device, fail),
+            # On a CPU the rank would compete with it for the same cores.
+            DeliveryThread(partial(own_stream, executor.device), fail) if executor.device.type == "cuda" else None,
         )
         beat, interval_s = msg.Heartbeat(rank, config.incarnation), config.heartbeat_timeout_s / 10
         lanes = (to_compute, to_migrate)

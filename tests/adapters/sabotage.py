@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from gfdit.adapters.base import TaskCall, TaskOutput
@@ -46,6 +46,20 @@ def count_padding(executor: Any, on: bool) -> None:
 
     original = executor.__dict__.setdefault("honest_padding", ulysses.padding_of)
     ulysses.padding_of = (lambda num_tokens, size: 0) if on else original
+
+
+def wait_for_the_device(executor: Any, on: bool) -> None:
+    """Steps look at their latents, and schedulers do what they do by themselves."""
+    from gfdit.adapters import denoise_loop
+
+    honest = executor.__dict__.setdefault("honest_predict", (executor.adapter.predict, denoise_loop.WithoutWaits))
+
+    def predict(states: Any) -> Any:
+        states[0].latents.sum().item()
+        return honest[0](states)
+
+    executor.adapter.predict = predict if on else honest[0]
+    setattr(denoise_loop, "WithoutWaits", nullcontext if on else honest[1])  # noqa: B010
 
 
 def scale_latents(executor: Any, step: int, factor: float) -> None:

@@ -137,18 +137,6 @@ def test_bad_settings_are_named(given: dict[str, Any], message: str) -> None:
         Settings.parse({"gfdit": given})
 
 
-def test_a_missing_symbol_of_vllm_omni_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_cpu_process()
-    from vllm_omni.diffusion.distributed import parallel_state
-
-    from gfdit.omni.compatibility import check_symbols
-
-    check_symbols()
-    monkeypatch.delattr(parallel_state, "_CFG")
-    with pytest.raises(ImportError, match=r"parallel_state\._CFG"):
-        check_symbols()
-
-
 @pytest.mark.thorough
 def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) -> None:
     argv = ["gfdit", "serve", str(model), "--ranks", "1000", "--", "--enforce-eager", "--dtype", "float32"]

@@ -146,10 +146,9 @@ def _lonely(comm: GroupFreeComm) -> str:
 
 _KEY = """
 import sys
-from benchmarks.gpu.compile_ahead import same_keys
-from gfdit.kernels import barrier, recv, send
+from gfdit.kernels import barrier, compiled, recv, send
 if sys.argv[1] == "same":
-    same_keys()
+    compiled.name_kernels()
 kernels = [send.send, barrier.barrier] if sys.argv[2] == "behind" else []
 print([kernel.cache_key for kernel in (*kernels, recv.recv)][-1])
 """
@@ -163,7 +162,7 @@ def test_kernels_have_the_same_names_in_the_cache_of_every_process() -> None:
         return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
     assert key("same", "first") == key("same", "behind")
-    assert key("other", "first") != key("other", "behind"), "same_keys is not needed any more: take it away"
+    assert key("other", "first") != key("other", "behind"), "name_kernels is not needed any more: take it away"
 
 
 def test_a_handshake_without_its_peer_ends() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from multiprocessing import shared_memory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,16 @@ from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
+from gfdit.omni.engine import _resolve_ranks
+from gfdit.omni.launcher import ElasticExecutor
 from gfdit.omni.plugin import find_accelerator
 from gfdit.omni.retryable import SEND_AGAIN
+from gfdit.omni.settings import Settings
 from gfdit.omni.warm_up import OUT_OF_MEMORY, Item, WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
 from tests.support.lone_engine import PATIENCE_S, LoneEngine, image_request, lone_engine
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")
 
@@ -198,7 +203,7 @@ def test_a_call_that_is_not_answered_ends_in_words(caplog: pytest.LogCaptureFixt
         with pytest.raises(TimeoutError, match="add_lora was not answered by every rank in time"):
             task.future.result(PATIENCE_S)
         call = engine.executor.client.sent_call("add_lora")
-        engine.executor.client.tell(msg.CallDone(call.call_id, [(True, b"")] * 2))
+        engine.executor.client.tell(msg.CallDone(call.call_id, [(True, b"no pickle")] * 2))
         assert_serves(engine)
         assert not [record for record in caplog.records if record.name == "gfdit.guard"]
 
@@ -274,3 +279,33 @@ def test_larger_batches_than_one_that_does_not_fit_are_left_out(monkeypatch: pyt
     asked, told = warmed_up(monkeypatch, PATIENCE_S, too_large=("sp1 x2",))
     assert asked == ["sp1", "sp2", "sp1 x2", "end"]
     assert told[0].endswith("sp1 x2 (out of memory), sp1 x4, sp1 x3")
+
+
+def test_a_rank_that_is_gone_is_left_out_of_calls() -> None:
+    done = msg.CallDone(1, [(True, msg.GONE), (True, pickle.dumps("one")), (True, pickle.dumps("two"))])
+    result = ElasticExecutor.call_result
+    assert result(done, "list_loras", None) == ["one", "two"]
+    assert result(done, "list_loras", 2) == "two" and result(done, "list_loras", 0) == "one"
+    with pytest.raises(RuntimeError, match="list_loras failed on rank 1: rank 1 is being started"):
+        result(msg.CallDone(1, [(True, msg.GONE), (False, b"rank 1 is being started")]), "list_loras", None)
+
+
+@pytest.mark.parametrize(("min_ranks", "healthy"), [(1, True), (2, False)])
+def test_with_fewer_ranks_than_are_wanted_the_engine_is_unhealthy(min_ranks: int, healthy: bool) -> None:
+    with lone_engine(min_ranks=min_ranks) as engine:
+        engine.executor.client.tell(msg.RanksServing((0,), ()))  # the other one is being started
+        assert_serves(engine)
+        engine.executor.client.tell(msg.RanksServing((0,), (1,)))
+        if healthy:
+            assert_serves(engine)
+            engine.executor.check_health()
+        else:
+            wait_until(lambda: engine.executor.is_dead, "the engine is unhealthy")
+            with pytest.raises(EngineDeadError, match="1 of 2 ranks are left, min_ranks is 2"):
+                engine.executor.check_health()
+
+
+def test_more_ranks_are_wanted_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2), num_gpus=2)
+    with pytest.raises(ValueError, match="'min_ranks' is 3, but there are 2 ranks"):
+        _resolve_ranks(config, Settings(min_ranks=3))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import psutil
 import pytest
@@ -374,6 +374,24 @@ def test_a_rank_that_fails_everything_is_replaced_and_no_request_fails() -> None
     now = runtime.values("pid")
     assert (now[0], now[2]) == (pids[0], pids[2]) and now[1] != pids[1]
     assert_nothing_held(runtime)
+    runtime.close()
+
+
+def test_a_rank_that_does_not_return_is_told_of_and_not_called() -> None:
+    """As on GPUs."""
+    runtime = Runtime(policy="fcfs", restart_workers=False)
+    runtime.wait_ready()
+    pids = runtime.values("pid")
+    os.kill(cast(int, pids[1]), signal.SIGKILL)
+    told: list[msg.RanksServing] = []
+    while not told:
+        told = [message for message in runtime.client.receive(0.5) if isinstance(message, msg.RanksServing)]
+    assert told == [msg.RanksServing((0, 2), (1,))]
+    replies = runtime.call("pid").replies
+    assert replies[1] == (True, msg.GONE)
+    assert [pickle.loads(replies[rank][1]) for rank in (0, 2)] == [pids[0], pids[2]]
+    runtime.submit("r", "sp2@0,2")
+    assert runtime.until_ended("r")["r"].outcome == "completed"
     runtime.close()
 
 

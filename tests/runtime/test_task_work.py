@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from gfdit.comm import CommAborted
 from gfdit.core import ExecutionLayout, ParallelSpec, Task, TaskKind
 from gfdit.core.commands import RunTask
-from gfdit.core.events import TaskDispatched, TaskFailed, TaskFinished, TaskStarted
+from gfdit.core.events import TaskDelivering, TaskDispatched, TaskFailed, TaskFinished, TaskStarted
 from gfdit.runtime import messages as msg
 from gfdit.runtime.compute_lane import TaskWork
 from gfdit.runtime.made_by import MadeBy
@@ -32,6 +33,22 @@ class DeviceComm:
             raise CommAborted(0, (1, 0))
 
 
+class Beside:
+    """Deliveries that are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def put(self, deliver: Callable[[], None]) -> None:
+        self.waiting.append(deliver)
+
+    def drain(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+    close = drain
+
+
 @dataclass
 class Lane:
     """As much of a compute lane as its work knows."""
@@ -42,6 +59,8 @@ class Lane:
     freed: list[str] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
     made_by: MadeBy = field(default_factory=MadeBy)
+    deliveries: Beside | None = None
+    delivered: list[dict[str, bytes]] = field(default_factory=list)
 
     @property
     def reports(self) -> Any:
@@ -53,7 +72,7 @@ class Lane:
         self.told.append(message)
 
     def deliver(self, results: dict[str, bytes]) -> None:
-        assert not results
+        self.delivered += [results] if results else []
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.freed += artifacts
@@ -64,9 +83,19 @@ class Lane:
     def note_failure(self, command: RunTask, error: Exception) -> None:
         self.failures.append(command.dispatch_id)
 
+    def log_failure(self, command: RunTask, error: Exception) -> None:
+        pass
+
 
 def work(lane: Lane, number: int) -> TaskWork:
-    task = Task(f"a/denoise/{number}", "a", TaskKind.DENOISE, number, (f"a/latents/{number}",), ())
+    task = Task(
+        f"a/denoise/{number}",
+        "a",
+        TaskKind.DENOISE,
+        number,
+        (f"a/latents/{number}",),
+        (f"a/latents/{number + 1}",),
+    )
     command = RunTask(number, (task,), PAIR, (), task.inputs, after=number - 1)
     return TaskWork(lane, command)  # type: ignore[arg-type]
 
@@ -131,3 +160,44 @@ def test_nothing_is_done_on_a_device_that_broke() -> None:
     (message,) = lane.told
     assert isinstance(message, TaskFailed) and "unspecified launch failure" in message.error
     assert not message.caused_by_peer and lane.has_failed(1)
+
+
+def decode(lane: Lane, results: Callable[[], dict[str, bytes]]) -> TaskWork:
+    task = Task("a/decode", "a", TaskKind.DECODE, 0, ("a/latents/9",), ())
+    decoding = TaskWork(lane, RunTask(9, (task,), PAIR, (), task.inputs))  # type: ignore[arg-type]
+    decoding.results = results
+    decoding.started(1.0)
+    decoding.dispatched(1.5)
+    decoding.finished(2.0)
+    return decoding
+
+
+def test_a_result_is_delivered_beside_the_next_task_and_told_when_it_is_whole() -> None:
+    lane = Lane(deliveries=Beside())
+    decode(lane, lambda: {"a": b"video"})
+    assert lane.told[2:] == [TaskDelivering(9, 0)] and not lane.delivered and not lane.freed
+    second = work(lane, 10)
+    second.finished(3.0)
+    assert outcome(lane, 10) is TaskFinished
+    assert lane.deliveries is not None
+    lane.deliveries.drain()
+    assert lane.told[-1] == TaskFinished(9, 0, 1.0, (), 1.5, 2.0)
+    assert lane.delivered == [{"a": b"video"}] and "a/latents/9" in lane.freed
+
+
+def test_a_delivery_that_fails_is_its_own_failure_and_wakes_nobody() -> None:
+    def fails() -> dict[str, bytes]:
+        raise OSError("no space left in /dev/shm")
+
+    lane = Lane(deliveries=Beside())
+    decode(lane, fails)
+    assert lane.deliveries is not None
+    lane.deliveries.drain()
+    assert isinstance(lane.told[-1], TaskFailed) and not lane.told[-1].caused_by_peer
+    assert not lane.failures and not lane.freed
+
+
+def test_other_ranks_of_a_decode_are_done_at_once() -> None:
+    lane = Lane(rank=1, deliveries=Beside())
+    decode(lane, dict)
+    assert outcome(lane, 9) is TaskFinished and TaskDelivering(9, 1) not in lane.told

@@ -154,3 +154,16 @@ def test_who_was_stopped_himself_measures_anew() -> None:
     assert watched.limits.overdue() == {}
     assert watched.overdue_after(TASK_TIMEOUT_S) == {}
     assert watched.overdue_after(1).keys() == {0}
+
+
+def test_a_result_on_its_way_does_not_hide_the_next_task_and_is_not_waited_for_for_ever() -> None:
+    watched = Watched()
+    watched.do(ALONE)
+    first = watched.send(ALONE)
+    watched.limits.delivering(0, first)
+    assert watched.overdue_after(TASK_TIMEOUT_S) == {}
+    assert watched.overdue_after(1) == {0: f"stuck in the result of {STEP.id} for 11 s"}
+    watched.limits.over(0, first, done=True)
+    assert watched.overdue_after(1000) == {}
+    watched.send(ALONE)
+    assert watched.overdue_after(TASK_TIMEOUT_S + 1) == {0: f"stuck in {STEP.id} for 11 s"}

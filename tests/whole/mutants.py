@@ -474,6 +474,14 @@ def who_has_started_waits_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> 
     _reconnected(patch, lambda event: replace(event, started=()))
 
 
+@mutant_in(longest_delivery_s=3.0, deaths_per_s=0.5)
+def a_result_on_its_way_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: ControlPlane, event: ev.TaskDelivering) -> bool:
+        return self._on_finished(ev.TaskFinished(event.dispatch_id, event.rank, 0.0))
+
+    patch.setattr(ControlPlane, "_on_delivering", finish)
+
+
 @mutant_in(failed_start=0.9, deaths_per_s=0.5)
 def a_worker_that_never_gets_ready_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     def only_ready(found: dict[int, str], self: Supervisor) -> dict[int, str]:

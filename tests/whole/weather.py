@@ -127,6 +127,7 @@ class Weather:
     terminates: float  # the server is told to stop while requests come
     admission: str
     tokens_per_rank: int | None  # that its memory is large enough for, in a step
+    longest_delivery_s: float | None  # of a result, beside other tasks; None: before them
     split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
 
     @classmethod
@@ -171,6 +172,7 @@ class Weather:
             terminates=0.2,
             admission=draw.choice(["none", "none", "none", "deadline", "promise"]),
             tokens_per_rank=random.Random(repr(draw.getstate())).choice([None, None, None, None, 300, 1100, 2500]),
+            longest_delivery_s=random.Random(f"{draw.getstate()} delivery").choice([None, None, None, 0.1, 3.0]),
             split=split,
         )
 

@@ -295,6 +295,36 @@ class SimulatedReports:
             self._worker.world.network.result(self._worker, msg.Result(request_id, value))
 
 
+class SimulatedDeliveries:
+    """Results that take their time, each on a strand of its own that waits for the one before."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._under_way: deque[Callable[[], None]] = deque()
+        self._done = SimulatedCondition(worker.world.scheduler)
+
+    def put(self, deliver: Callable[[], None]) -> None:
+        self._under_way.append(deliver)
+        self._worker.world.scheduler.spawn(self._worker, "delivery", lambda: self._run(deliver))
+
+    def _run(self, deliver: Callable[[], None]) -> None:
+        world = self._worker.world
+        while self._under_way[0] is not deliver:
+            self._done.wait()
+        world.scheduler.sleep(world.up_to(world.weather.longest_delivery_s or 0.0))
+        deliver()
+        self._under_way.popleft()
+        self._done.notify_all()
+
+    def drain(self) -> None:
+        while self._under_way:
+            self._done.wait()
+
+    def close(self) -> None:
+        if self._worker.world.scheduler.current is not None:  # else the run is over, and no strand ends by itself
+            self.drain()
+
+
 class Worker(Host):
     """One process of a rank, and what its parent has of it: :class:`gfdit.runtime.supervisor.Process`."""
 
@@ -383,6 +413,7 @@ class Worker(Host):
             migration,
             world.claims,
             HostMonitor(clock),
+            None if world.weather.longest_delivery_s is None else SimulatedDeliveries(self),
         )
         watch = Watch(
             msg.Heartbeat(self.rank, self.incarnation),

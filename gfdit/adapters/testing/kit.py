@@ -190,6 +190,21 @@ class AdapterKit:
                 self._conductor.round_trip(flow, name)
         return flow.output(), flow.faults
 
+    def host_waits(self, request: KitRequest, script: str) -> list[str]:
+        """Where a denoising step of ``request`` would make the host wait for a GPU, a line for each place.
+
+        Of a request whose like was served before, and on rank 0, which has to be the first in each of ``script``'s
+        layouts. What has come from another rank is taken for something on the host, and so are small tensors of
+        artifacts once a layout has several ranks: there only waits in gfdit's own code tell something.
+        """
+        for _ in range(2):
+            flow = self._flow(request, script, How(waits=True))
+            while not flow.is_over:
+                self._conductor.dispatch([flow])
+        return list(
+            dict.fromkeys(found for fault in flow.faults if (found := fault.removeprefix("rank 0: ")) != fault)
+        )
+
     def artifact_bytes(self, request: KitRequest) -> dict[str, dict[str, tuple[int, int]]]:
         """By task kind, and by kind of artifact that is alive after it: bytes of tensors and of metadata."""
         flow = self._flow(request, "sp1@0")

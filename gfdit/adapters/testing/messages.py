@@ -28,10 +28,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """``fresh``: tasks find the pipeline as it was loaded. ``audit``: they run twice, and are watched."""
+    """``fresh``: tasks find the pipeline as it was loaded. ``audit``: they run twice, and are watched.
+
+    ``waits``: whatever would make the host wait for a device in a denoising step is a fault.
+    """
 
     fresh: bool = False
     audit: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

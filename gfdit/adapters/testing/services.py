@@ -6,7 +6,8 @@ Imported in forked processes only: vLLM-Omni is there.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from gfdit.adapters.forward.self_test import self_test
 from gfdit.adapters.forward.verdict import Verdicts, signature_of
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.adapters.testing.fingerprint import Fingerprint, differences, fingerprint
+from gfdit.adapters.testing.host_waits import HostWaits, on_stand_in
 from gfdit.adapters.testing.loaded_state import LoadedState, transformers_of
 from gfdit.adapters.testing.messages import How, Loaded, Prepared, TaskRun
 from gfdit.adapters.testing.outputs import Output
@@ -177,6 +179,7 @@ class RankService:
         self._num_forwards = 0
         for transformer in transformers_of(self.executor.runner.pipeline):
             transformer.register_forward_pre_hook(self._count)
+        self._waits: HostWaits | None = None
         self._reasons: list[str] = []
         batching.logger = _Listener(self._reasons)
 
@@ -199,11 +202,11 @@ class RankService:
         """One dispatch. A rank that fails wakes its peers; edges among them need :meth:`reset` then."""
         try:
             execute = partial(self._execute, tasks, layout, payloads, how)
-            faults: tuple[str, ...] = ()
             if how.audit:
                 outputs, faults = self._audited(tasks, execute)
             else:
                 outputs = execute()
+                faults = self._faults_of_waiting()
             views = self.executor.output_views(tasks) if self.comm.rank == layout.ranks[0] else ()
         except Exception:
             self.comm.abort(layout.ranks)
@@ -268,7 +271,8 @@ class RankService:
             self._loaded.restore()
         self._num_forwards = 0
         self._reasons.clear()
-        results = self.executor.execute(tasks, layout, payloads)
+        with self._watched(tasks) if how.waits else nullcontext():
+            results = self.executor.execute(tasks, layout, payloads)
         self.executor._synchronize()
         return {request_id: pickle.loads(value) for request_id, value in results().items()}
 
@@ -296,6 +300,22 @@ class RankService:
         if not all(output.identical(second[name]) for name, output in first.items()):
             faults.append(f"{names} run again returns something else")
         return second, tuple(faults)
+
+    @contextmanager
+    def _watched(self, tasks: tuple[Task, ...]) -> Iterator[None]:
+        """With an eye on what would wait for a device in a step. Tensors are followed from task to task."""
+        if self._waits is None:
+            self._waits = HostWaits(self.executor.runner.pipeline)
+        self._waits.watching = tasks[0].kind is TaskKind.DENOISE
+        with on_stand_in(self.executor, self._waits):
+            yield
+
+    def _faults_of_waiting(self) -> tuple[str, ...]:
+        if self._waits is None:
+            return ()
+        found = tuple(self._waits.found)
+        self._waits.found.clear()
+        return found
 
     def _count(self, module: torch.nn.Module, args: Any) -> None:
         self._num_forwards += 1

@@ -42,7 +42,10 @@ def check_state(state: ClusterState) -> None:
 def _check_running(dispatch: DispatchRecord, state: ClusterState) -> None:
     assert dispatch.waiting_for, f"dispatch {dispatch.id} is done but still open"
     for rank in dispatch.members:
-        assert state.ranks.present[rank].dispatch == dispatch.id, f"rank {rank} does not run {dispatch.id}"
+        runs = state.ranks.present[rank].dispatch == dispatch.id
+        assert runs is not dispatch.has_left, f"rank {rank} and dispatch {dispatch.id} disagree"
+    if dispatch.has_left:
+        assert dispatch.waiting_for <= dispatch.delivering, f"dispatch {dispatch.id} has left ranks that are at it"
     if dispatch.followed_by is not None:
         follower = state.dispatches.get(dispatch.followed_by)
         assert follower and follower.behind == dispatch.id, f"nothing is queued behind {dispatch.id}"

@@ -135,6 +135,7 @@ class ControlPlane:
             ev.TaskDispatched: self._on_begun,
             ev.TaskStarted: self._on_begun,
             ev.TaskWithdrawn: self._on_withdrawn,
+            ev.TaskDelivering: self._on_delivering,
             ev.TaskFinished: self._on_finished,
             ev.TaskFailed: self._on_failed,
             ev.MemoryMeasured: self._on_memory_measured,
@@ -677,6 +678,13 @@ class ControlPlane:
             )
         return self._close_if_done(dispatch)
 
+    def _on_delivering(self, event: ev.TaskDelivering) -> bool:
+        dispatch = self._note_begun(event.dispatch_id)
+        if dispatch is None or event.rank not in dispatch.waiting_for:
+            return False
+        dispatch.delivering.add(event.rank)
+        return self._close_if_done(dispatch)
+
     def _on_failed(self, event: ev.TaskFailed) -> bool:
         dispatch = self._note_begun(event.dispatch_id)
         if dispatch is None or not self._report(dispatch, event.rank):
@@ -724,12 +732,14 @@ class ControlPlane:
         return True
 
     def _close_if_done(self, dispatch: DispatchRecord) -> bool:
-        """End a dispatch on which every rank has reported; False if one has not.
+        """End a dispatch on which every rank has reported, or have it leave its ranks; False if neither is due.
 
         Ranks that report out of order may be done with a dispatch before the one that it is queued behind.
         """
-        if dispatch.waiting_for or dispatch.behind is not None:
+        if dispatch.behind is not None:
             return False
+        if dispatch.waiting_for:
+            return self._leave_if_delivering(dispatch)
         state = self.state
         follower = None if dispatch.followed_by is None else state.dispatches[dispatch.followed_by]
         state.release(dispatch, DispatchState.OVER)
@@ -740,7 +750,8 @@ class ControlPlane:
         failed = self._account(dispatch)
         # A member that failed may have stopped in the middle of a collective: its edges are out of step.
         disturbed = dispatch.error is not None or dispatch.lost
-        out_of_step = dispatch.doomed or (disturbed and not dispatch.finished.issuperset(dispatch.members))
+        through = dispatch.finished | dispatch.delivering
+        out_of_step = dispatch.doomed or (disturbed and not through.issuperset(dispatch.members))
         if follower is not None:
             if out_of_step or failed:
                 self._doom(follower, dispatch)
@@ -750,6 +761,18 @@ class ControlPlane:
         self._go_on(dispatch, failed)
         if follower is not None:
             self._close_if_done(follower)
+        return True
+
+    def _leave_if_delivering(self, dispatch: DispatchRecord) -> bool:
+        """Free the ranks of a dispatch of which nothing but results is still to come; say whether they were not.
+
+        Not after a fault: then edges may have to be reset before anything else runs there.
+        """
+        if dispatch.has_left or dispatch.error is not None or dispatch.lost or dispatch.doomed:
+            return False
+        if dispatch.followed_by is not None or not dispatch.waiting_for <= dispatch.delivering:
+            return False
+        self.state.leave(dispatch)
         return True
 
     def _account(self, dispatch: DispatchRecord) -> set[str]:

@@ -204,9 +204,15 @@ class ClusterState:
     def release(self, dispatch: DispatchRecord, ending: DispatchState) -> None:
         """``dispatch`` has come to its end, and leaves its ranks."""
         dispatch.move(ending)
+        if not dispatch.has_left:
+            self.leave(dispatch)
+        del self.dispatches[dispatch.id]
+
+    def leave(self, dispatch: DispatchRecord) -> None:
+        """``dispatch`` needs its ranks no more."""
+        dispatch.has_left = True
         for rank in dispatch.members:
             self.ranks.release(rank)
-        del self.dispatches[dispatch.id]
 
     # Ranks
 
