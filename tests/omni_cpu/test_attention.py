@@ -24,9 +24,9 @@ def test_a_layers_fallback_masks_text_as_torch_does() -> None:
     backend = getattr(importlib.import_module(module), name)
     query, key, value = (torch.randn(1, length, NUM_HEADS, HEAD_SIZE) for length in (5, 4, 4))
     mask = torch.tensor([[True, True, True, False]])
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (query, key, value)), attn_mask=mask[:, None, None]
-    ).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    expected = expected.transpose(1, 2)
     # A layer makes its fallback of the base class, whatever the platform named.
     for chosen in (backend, SDPABackend):
         attention = chosen.get_impl_cls()(**SIZES)
