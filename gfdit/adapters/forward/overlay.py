@@ -30,8 +30,7 @@ def is_scheduler(value: Any) -> bool:
 
 def clone_of(scheduler: Any) -> Any:
     """A copy of its own. Not by ``copy.deepcopy``, in which wrappers around schedulers recurse for ever."""
-    cls = type(scheduler)
-    clone = cls.__new__(cls)
+    clone = object.__new__(type(scheduler))
     for name, value in vars(scheduler).items():
         vars(clone)[name] = clone_of(value) if is_scheduler(value) else copy.deepcopy(value)
     return clone
