@@ -43,7 +43,9 @@ def make_adapter(
 
     Raises ``ValueError`` for a path that leads nowhere.
     """
-    path = path or ADAPTERS.get(od_config.model_class_name) or GENERIC
+    if path is None and od_config.cache_backend in (None, "none"):  # others know nothing of step caches
+        path = ADAPTERS.get(od_config.model_class_name)
+    path = path or GENERIC
     module, _, attribute = path.partition(":")
     try:
         adapter = getattr(importlib.import_module(module), attribute)

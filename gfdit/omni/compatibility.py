@@ -128,7 +128,11 @@ def check_config(od_config: Any) -> None:
             getattr(od_config, "enable_distributed_layerwise_offload", False),
             _OFFLOAD,
         ),
-        ("cache_backend", od_config.cache_backend not in (None, "none"), _STATE),
+        (
+            "cache_backend",
+            od_config.cache_backend not in (None, "none", "tea_cache"),
+            "of step caches only 'tea_cache' keeps its state where it can follow a request",
+        ),
         (
             "diffusion_kv_cache_skip_steps",
             bool(od_config.diffusion_kv_cache_skip_steps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,7 +75,7 @@ def when_back(engine: Engine) -> list[dict[str, Any]]:
 
     def described() -> list[dict[str, Any]]:
         answer = engine.call("gfdit_describe")  # by rank, or what went wrong
-        assert isinstance(answer, list) or "lost" in str(answer)
+        assert isinstance(answer, list) or re.search("lost|being started", str(answer))
         return answer if isinstance(answer, list) else []
 
     return wait_until(described, "the rank comes back")

@@ -28,6 +28,7 @@ from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import Family, family_of
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.run import Log, Run, Scene
+from gfdit.adapters.forward.step_caches import Kept, Place, caching_hooks, is_everywhere
 from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
 from gfdit.adapters.step_execution import StepExecutionAdapter
@@ -104,8 +105,13 @@ class ForwardAdapter(StepExecutionAdapter):
     @cached_property
     def _scene(self) -> Scene:
         """Made at the first request, when everything that a process changes on a pipeline is changed."""
-        overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()))
+        overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches)
         return Scene(self._root, self.device, overlay, self._call_forward, self._adopt)
+
+    @cached_property
+    def _caches(self) -> list[Any]:
+        """Hooks that keep something between a request's steps."""
+        return caching_hooks(self._denoisers.values())
 
     def ready(self, calls: list[TaskCall]) -> None:
         """Bring the forward of each call to where its task begins; to be called while this rank is alone."""
@@ -161,6 +167,9 @@ class ForwardAdapter(StepExecutionAdapter):
             return TaskOutput((Held(latents),))
         run = self._taken(call)
         if not run.has_ended:
+            if self._caches:
+                kept = latents["caches"]
+                run.set_caches(kept.attributes if is_everywhere(kept, self.device) else None)
             run.advance()
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
@@ -235,9 +244,10 @@ class ForwardAdapter(StepExecutionAdapter):
     def _held(self, run: Run, num_conditioning: int, step: int) -> Held:
         """The artifact that ``run`` stopped at, or ended with."""
         if run.has_ended:
-            return Held(step=step, log=(), output=run.result, splits_guidance=run.splits_guidance)
+            return Held(step=step, log=(), output=run.result, splits_guidance=run.splits_guidance, caches=None)
         log = tuple(run.log[num_conditioning:])
-        held = Held(step=step, log=log, output=None, splits_guidance=run.splits_guidance)
+        caches = Kept(Place.here(), run.caches()) if self._caches and step else None
+        held = Held(step=step, log=log, output=None, splits_guidance=run.splits_guidance, caches=caches)
         self.suspended.keep(held, run)
         return held
 

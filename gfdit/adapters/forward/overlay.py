@@ -37,10 +37,12 @@ def clone_of(scheduler: Any) -> Any:
 
 
 class Overlay:
-    """Of the attributes of ``modules``, as they are now: what requests find when they begin."""
+    """Of the attributes of ``modules`` and then ``hooks``, as they are now: what requests find when they begin."""
 
-    def __init__(self, modules: Iterable[Any]) -> None:
+    def __init__(self, modules: Iterable[Any], hooks: Iterable[Any] = ()) -> None:
         self._modules = list(modules)
+        self.num_modules = len(self._modules)
+        self._modules += hooks
         self._base = [_attributes(module) for module in self._modules]
         self._pristine = [
             {name: _copy_of(value) for name, value in base.items() if _is_own(value)} for base in self._base
@@ -83,7 +85,9 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 def _is_own(value: Any) -> bool:
     """Whether a request may change it in place."""
-    return is_scheduler(value) or (type(value) in (dict, list, set) and _is_plain(value))
+    if is_scheduler(value) or hasattr(value, "get_state"):
+        return not isinstance(value, torch.Generator)
+    return type(value) in (dict, list, set) and _is_plain(value)
 
 
 def _is_plain(container: Any) -> bool:

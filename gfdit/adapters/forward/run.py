@@ -22,6 +22,7 @@ from gfdit.adapters.forward.coroutine import Coroutine
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
 from gfdit.adapters.forward.seam import Kind
+from gfdit.adapters.forward.step_caches import copy_of
 from gfdit.adapters.forward.verdict import Cut, Keep, Mode
 
 
@@ -121,6 +122,15 @@ class Run:
 
     def num_bytes(self) -> int:
         return self._coroutine.num_bytes()
+
+    def caches(self) -> list[dict[str, Any]]:
+        """What step caches keep of this request."""
+        return [copy_of(own) for own in self._attributes[self._scene.overlay.num_modules :]]
+
+    def set_caches(self, kept: list[dict[str, Any]] | None) -> None:
+        """Put back what :meth:`caches` said; None: nothing is kept."""
+        first = self._scene.overlay.num_modules
+        self._attributes[first:] = [copy_of(own) for own in kept or self._scene.overlay.fresh()[first:]]
 
     def num_timesteps(self) -> int | None:
         """Of the schedulers that the forward has set, the most that one has."""
