@@ -56,8 +56,6 @@ class ModelAdapter(Protocol):
 
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool]
-    #: Whether :meth:`ready` has anything to do.
-    replays: ClassVar[bool]
     #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.
     captures_steps: ClassVar[bool]
 
@@ -85,8 +83,12 @@ class ModelAdapter(Protocol):
         """Take the loaded pipeline. Raises ``ValueError`` for one that this adapter cannot drive."""
         ...
 
-    def ready(self, calls: list[TaskCall]) -> None:
-        """What of these tasks takes no other rank, before :meth:`execute` and outside of their layout."""
+    def must_replay(self, calls: list[TaskCall]) -> bool:
+        """Whether there is anything of these tasks that this rank should do before it enters their layout."""
+        ...
+
+    def replay(self, calls: list[TaskCall]) -> None:
+        """Do it, alone: nobody waits for this rank meanwhile."""
         ...
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:

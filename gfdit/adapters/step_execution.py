@@ -54,7 +54,6 @@ class StepExecutionAdapter:
     separate_prepare = False
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool] = True
-    replays: ClassVar[bool] = False
     #: The pipeline's own default.
     default_num_steps: ClassVar[int] = 50
     sequence_plan: SequencePlan | None = None
@@ -133,8 +132,11 @@ class StepExecutionAdapter:
     def sampling_params(self, call: TaskCall) -> Any:
         return call.request.sampling_params if call.request else call.inputs[0]["sampling"]
 
-    def ready(self, calls: list[TaskCall]) -> None:
-        pass
+    def must_replay(self, calls: list[TaskCall]) -> bool:
+        return False
+
+    def replay(self, calls: list[TaskCall]) -> None:
+        raise NotImplementedError("tasks of this adapter begin with their artifacts")
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
         run = {

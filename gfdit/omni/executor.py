@@ -139,9 +139,9 @@ class OmniExecutor:
             kind = part[0].task.kind
             if self._uses_lora(kind):
                 self._activate_lora(self.adapter.sampling_params(part[0]))
-            if self.adapter.replays:  # before this rank is part of anything that others wait for
+            if self.adapter.must_replay(part):  # before this rank is part of anything that others wait for
                 with self.alone():
-                    self.adapter.ready(part)
+                    self.adapter.replay(part)
             with self.runner.task(layout, decode=kind is TaskKind.DECODE):
                 done = self.adapter.execute(part, layout)
             outputs.update(zip((call.task.id for call in part), done, strict=True))

@@ -46,7 +46,6 @@ class ForwardAdapter(StepExecutionAdapter):
     """See :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
 
     batches: ClassVar[bool] = True
-    replays: ClassVar[bool] = True
     #: By signature; None before anything was tried: every request is cut at its scheduler's steps.
     verdicts: Verdicts | None = None
     family: Family = Family()
@@ -113,12 +112,13 @@ class ForwardAdapter(StepExecutionAdapter):
         """Hooks that keep something between a request's steps."""
         return caching_hooks(self._denoisers.values())
 
-    def ready(self, calls: list[TaskCall]) -> None:
-        """Bring the forward of each call to where its task begins; to be called while this rank is alone."""
+    def must_replay(self, calls: list[TaskCall]) -> bool:
+        return any(_goes_on(call) and not self.suspended.has(call.inputs[-1]) for call in calls)
+
+    def replay(self, calls: list[TaskCall]) -> None:
+        """Bring the forward of each call to where its task begins."""
         self._drop_ready()
-        for call in calls:
-            if call.inputs and call.inputs[-1]["output"] is None:
-                self._ready[call.task.id] = self._resumed(call)
+        self._ready = {call.task.id: self._resumed(call) for call in calls if _goes_on(call)}
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
         run = {
@@ -129,6 +129,8 @@ class ForwardAdapter(StepExecutionAdapter):
         }
         try:
             if len(calls) > 1 and calls[0].task.kind is TaskKind.DENOISE:
+                if not self._ready:
+                    self.replay(calls)
                 self._predict_together(calls)
             return [run[call.task.kind](call) for call in calls]
         finally:
@@ -274,6 +276,11 @@ class ForwardAdapter(StepExecutionAdapter):
             torch.cuda.set_stream(stream)  # and its device
 
         return adopt
+
+
+def _goes_on(call: TaskCall) -> bool:
+    """Whether it continues a forward that is not over."""
+    return bool(call.inputs) and call.inputs[-1]["output"] is None
 
 
 def _each_once(*objects: Any) -> list[Any]:

@@ -77,6 +77,7 @@ class Run:
         self._attributes: State = scene.overlay.fresh()
         self._coroutine = Coroutine(partial(self._forward, request), "gfdit-forward")
         self._num_denoiser_calls = 0
+        self._num_bytes = 0
         self._pauses = False
         self._pending: Pending | None = None
         self._instead: Callable[[], Any] | None = None
@@ -120,8 +121,12 @@ class Run:
             finally:
                 self._scene.overlay.take_off()
 
+    @property
     def num_bytes(self) -> int:
-        return self._coroutine.num_bytes()
+        """That a suspended forward holds; looked at in its first steps, because later ones hold as much."""
+        if self.num_steps < 2 or not self._num_bytes:
+            self._num_bytes = self._coroutine.num_bytes()
+        return self._num_bytes
 
     def caches(self) -> list[dict[str, Any]]:
         """What step caches keep of this request."""

@@ -34,7 +34,7 @@ class Suspended:
         """``run`` may go on from ``artifact``."""
         self.end_those_gone()
         key = id(artifact)
-        self._runs[key] = (weakref.ref(artifact, lambda _: self._gone.append(key)), run, run.num_bytes())
+        self._runs[key] = (weakref.ref(artifact, lambda _: self._gone.append(key)), run, run.num_bytes)
         while self._runs and self.num_bytes() > self.limit_bytes:
             _, (_, oldest, _) = self._runs.popitem(last=False)
             oldest.end()
@@ -48,6 +48,11 @@ class Suspended:
         del self._runs[id(artifact)]
         return run
 
+    def has(self, artifact: Any) -> bool:
+        """Whether a run stopped at ``artifact``."""
+        reference, _, _ = self._runs.get(id(artifact), (None, None, 0))
+        return reference is not None and reference() is artifact
+
     def num_bytes(self) -> int:
         return sum(num_bytes for _, _, num_bytes in self._runs.values())
 
@@ -56,12 +61,6 @@ class Suspended:
 
     def end_those_gone(self) -> None:
         while self._gone:
-            entry = self._runs.get(self._gone.popleft())
-            if entry is not None and entry[0]() is None:
-                self._end(entry[1])
-
-    def _end(self, run: Run) -> None:
-        for key, (_, other, _) in list(self._runs.items()):
-            if other is run:
-                del self._runs[key]
-        run.end()
+            key = self._gone.popleft()
+            if key in self._runs and self._runs[key][0]() is None:  # else its number is another artifact's by now
+                self._runs.pop(key)[1].end()
