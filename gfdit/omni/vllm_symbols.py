@@ -1,6 +1,7 @@
 """What of vLLM and vLLM-Omni 0.30 gfdit imports and derives from, looked for before anything starts.
 
-``tests/omni_cpu/test_compatibility.py`` reads the same off the code, and says what is missing here.
+``tests/omni_cpu/test_compatibility.py`` reads the same off the code, and fails if something is missing here;
+``tests/support/vllm_uses.py`` writes it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ from collections.abc import Mapping
 #: Names that are imported, by module.
 SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm.logger": ("init_logger",),
-    "vllm.platforms.interface": ("DeviceCapability", "Platform", "PlatformEnum", "PlatformEnum.OOT"),
+    "vllm.platforms.interface": (
+        "DeviceCapability",
+        "Platform",
+        "PlatformEnum",
+        "PlatformEnum.OOT",
+    ),
     "vllm.transformers_utils.config": ("get_hf_file_to_dict",),
     "vllm.v1.engine.exceptions": ("EngineDeadError",),
     "vllm_omni.diffusion.attention.backends.abstract": ("AttentionMetadata",),
-    "vllm_omni.diffusion.attention.backends.sdpa": ("SDPABackend", "SDPABackend.get_impl_cls", "SDPAImpl"),
+    "vllm_omni.diffusion.attention.backends.sdpa": (
+        "SDPABackend",
+        "SDPABackend.get_impl_cls",
+        "SDPAImpl",
+    ),
     "vllm_omni.diffusion.attention.layer": ("Attention",),
     "vllm_omni.diffusion.attention.parallel.base": ("ParallelAttentionContext",),
-    "vllm_omni.diffusion.data": ("DiffusionOutput", "OmniDiffusionConfig"),
+    "vllm_omni.diffusion.data": (
+        "DiffusionOutput",
+        "OmniDiffusionConfig",
+    ),
     "vllm_omni.diffusion.diffusion_engine": (
         "DiffusionEngine",
         "DiffusionExecutionMode",
@@ -37,8 +50,12 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "get_classifier_free_guidance_world_size",
         "get_sequence_parallel_rank",
         "get_sequence_parallel_world_size",
+        "get_sp_group",
     ),
-    "vllm_omni.diffusion.distributed.sp_plan": ("SequenceParallelInput", "get_sp_plan_from_model"),
+    "vllm_omni.diffusion.distributed.sp_plan": (
+        "SequenceParallelInput",
+        "get_sp_plan_from_model",
+    ),
     "vllm_omni.diffusion.distributed.sp_sharding": ("sp_gather",),
     "vllm_omni.diffusion.executor.abstract": ("DiffusionExecutor",),
     "vllm_omni.diffusion.forward_context": (
@@ -46,13 +63,19 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "is_forward_context_available",
         "set_forward_context",
     ),
-    "vllm_omni.diffusion.hooks": ("HookRegistry", "HookRegistry.get_or_create"),
+    "vllm_omni.diffusion.hooks": (
+        "HookRegistry",
+        "HookRegistry.get_or_create",
+    ),
     "vllm_omni.diffusion.hooks.sequence_parallel": (
         "SequenceParallelSplitHook",
         "_get_submodule_by_name",
         "apply_sequence_parallel",
     ),
-    "vllm_omni.diffusion.ipc": ("pack_diffusion_output_shm", "unpack_diffusion_output_shm"),
+    "vllm_omni.diffusion.ipc": (
+        "pack_diffusion_output_shm",
+        "unpack_diffusion_output_shm",
+    ),
     "vllm_omni.diffusion.media": (
         "DiffusionMediaOutput",
         "VideoMediaOutput",
@@ -65,14 +88,20 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "VideoValueRange.NEGATIVE_ONE_TO_ONE",
     ),
     "vllm_omni.diffusion.models.helios.pipeline_helios": ("load_json_config",),
-    "vllm_omni.diffusion.models.longcat_image.pipeline_longcat_image": ("calculate_shift", "retrieve_timesteps"),
+    "vllm_omni.diffusion.models.longcat_image.pipeline_longcat_image": (
+        "calculate_shift",
+        "retrieve_timesteps",
+    ),
     "vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image": (
         "QwenImagePipeline",
         "QwenImagePipeline._build_denoise_kwargs",
         "QwenImagePipeline._decode_latents",
     ),
     "vllm_omni.diffusion.models.qwen_image.rope_utils": ("txt_seq_lens_from_embeds",),
-    "vllm_omni.diffusion.models.sdxl.sdxl_unet": ("SDXLUNet2DConditionModel", "SDXLUNet2DConditionModel.__init__"),
+    "vllm_omni.diffusion.models.sdxl.sdxl_unet": (
+        "SDXLUNet2DConditionModel",
+        "SDXLUNet2DConditionModel.__init__",
+    ),
     "vllm_omni.diffusion.models.wan2_2.chunked_mp4": (
         "resolve_wan_output_fps",
         "resolve_wan_preencode_batch_frames",
@@ -87,7 +116,10 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "resolve_wan_sample_solver",
         "retrieve_latents",
     ),
-    "vllm_omni.diffusion.models.z_image.pipeline_z_image": ("calculate_shift", "retrieve_timesteps"),
+    "vllm_omni.diffusion.models.z_image.pipeline_z_image": (
+        "calculate_shift",
+        "retrieve_timesteps",
+    ),
     "vllm_omni.diffusion.models.z_image.z_image_transformer": ("SEQ_MULTI_OF",),
     "vllm_omni.diffusion.registry": (
         "_DIFFUSION_MODELS",
@@ -109,8 +141,14 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.utils.hf_utils": ("get_diffusion_model_index",),
     "vllm_omni.diffusion.utils.size_utils": ("normalize_min_aligned_size",),
     "vllm_omni.diffusion.worker.diffusion_model_runner": ("DiffusionModelRunner",),
-    "vllm_omni.diffusion.worker.diffusion_worker": ("DiffusionWorker", "WorkerWrapperBase"),
-    "vllm_omni.diffusion.worker.input_batch": ("InputBatch", "InputBatch.make_batch"),
+    "vllm_omni.diffusion.worker.diffusion_worker": (
+        "DiffusionWorker",
+        "WorkerWrapperBase",
+    ),
+    "vllm_omni.diffusion.worker.input_batch": (
+        "InputBatch",
+        "InputBatch.make_batch",
+    ),
     "vllm_omni.diffusion.worker.request_batch": (
         "DiffusionRequestBatch",
         "DiffusionRequestBatch.collate_prompt_field_map",
@@ -135,7 +173,11 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "current_omni_platform.is_available",
         "current_omni_platform.synchronize",
     ),
-    "vllm_omni.platforms.interface": ("OmniPlatform", "OmniPlatformEnum", "OmniPlatformEnum.OOT"),
+    "vllm_omni.platforms.interface": (
+        "OmniPlatform",
+        "OmniPlatformEnum",
+        "OmniPlatformEnum.OOT",
+    ),
     "vllm_omni.plugins": ("load_omni_general_plugins",),
 }
 
@@ -195,7 +237,7 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
         "default_diffusion_model_runner_cls": None,
         "run_startup_warmup": "self",
     },
-    "vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor:DistributedVaeExecutor": {
+    ("vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor:DistributedVaeExecutor"): {
         "__init__": "self",
         "_balance_tasks": None,
         "execute": "self, z, operator, broadcast_result",

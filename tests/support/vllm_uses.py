@@ -1,4 +1,7 @@
-"""What gfdit uses of vLLM and vLLM-Omni, by its code: names it imports, members it overrides or uses of itself."""
+"""What gfdit uses of vLLM and vLLM-Omni, by its code: names it imports, members it overrides or uses of itself.
+
+``python -m tests.support.vllm_uses && make format`` writes that into ``gfdit/omni/vllm_symbols.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import gfdit
 from gfdit.omni.compatibility import parameters_of
 
 ROOT = Path(gfdit.__file__).parent
+_LONG = 80  # of a text: it goes into a line of its own
 # What adapters are developed with; no server imports it.
 _NOT_SERVED = ("adapters/testing", "adapters/tiny_models")
 
@@ -118,3 +122,27 @@ def _is_self(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "super"
     return isinstance(node, ast.Name) and node.id == "self"
+
+
+def write() -> None:
+    """Renew the two tables."""
+    path = ROOT / "omni" / "vllm_symbols.py"
+    text = path.read_text()
+    for name, table in (("SYMBOLS", symbols()), ("MEMBERS", members())):
+        begin = text.index("{\n", text.index(f"\n{name}: "))
+        end = text.index("\n}\n", begin) + len("\n}")
+        text = text[:begin] + _literal(table) + text[end:]
+    path.write_text(text)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{\n" + "".join(f"{_literal(key)}: {_literal(item)},\n" for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_literal(item)}, " for item in value) + ")"
+    text = "None" if value is None else f'"{value}"'
+    return f"(\n{text})" if len(text) > _LONG else text
+
+
+if __name__ == "__main__":
+    write()
