@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gfdit.adapters.forward.verdict import Mode
 from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest
 from gfdit.core import ParallelSpec
 from gfdit.omni.plugin import find_accelerator
@@ -61,10 +62,10 @@ def test_a_forward_is_cut_and_goes_on_elsewhere(
                 assert verdict.mode is None and reason in verdict.reason, verdict
                 continue
             assert verdict.mode is not None, f"{family}, {kind}: {verdict.reason}"
-            check(kit, request, f"{family}, {kind}", wide=family not in ONE_RANK)
+            check(kit, request, f"{family}, {kind}", verdict.mode, wide=family not in ONE_RANK)
 
 
-def check(kit: AdapterKit, request: KitRequest, name: str, wide: bool) -> None:
+def check(kit: AdapterKit, request: KitRequest, name: str, mode: Mode, wide: bool) -> None:
     (stock,) = kit.stock(request)
     assert kit.run(request, "sp1@0").identical(stock), name
     moved = kit.run(request, "encode@1 sp1@0 sp1@1 decode@0")
@@ -80,4 +81,44 @@ def check(kit: AdapterKit, request: KitRequest, name: str, wide: bool) -> None:
             (expected,) = kit.stock(request, ulysses_degree=spec.sp, cfg_parallel_size=spec.cfg)
         difference = kit.run(request, script).difference(expected)
         assert difference <= TOLERANCE, f"{name}, {script}: {difference}"
-    print(f"{name}: {', '.join(map(str, specs)) or 'one rank'}")
+    print(f"{name}: {mode.keep}, by {mode.cut}: {', '.join(map(str, specs)) or 'one rank'}")
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen-image", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("flux", "sd3", "z-image"))],
+)
+def test_steps_of_several_requests_are_one_call(
+    family: str, fork_server: ForkServer, tiny_model: Callable[..., Path]
+) -> None:
+    request = KitRequest(128, 96, steps=4, guidance_scale=1.0, max_sequence_length=64)
+    with AdapterKit(tiny_model(family), 1, adapter=FORWARD, fork_server=fork_server, comm_timeout_s=HANG_S) as kit:
+        others = [request.but(seed=9), request.but(seed=7, prompt="two foxes in the snow")]
+        if family == "z-image":  # whose attention sees what pads a caption
+            others = others[:1]
+        batched = kit.run_batched([request, *others], "sp1@0")
+        assert set(batched.requests_per_forward) == {1 + len(others)} and not batched.split_reasons
+        for one, output in zip([request, *others], batched.outputs, strict=True):
+            assert output.difference(kit.run(one, "sp1@0")) <= TOLERANCE
+
+
+def test_a_forward_that_is_given_up_is_replayed(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> None:
+    """Where suspended forwards may hold nothing, each step begins with a replay; and none is left in the end."""
+    request = REQUESTS["krea2-turbo"]["text"]
+    with AdapterKit(
+        tiny_model("krea2-turbo"), 1, adapter=FORWARD, fork_server=fork_server, comm_timeout_s=HANG_S
+    ) as kit:
+        (stock,) = kit.stock(request)
+        assert kit.on_ranks(limit_suspended, 0) == [0]
+        assert kit.run(request, "sp1@0").identical(stock)
+        kit.on_ranks(limit_suspended, 1 << 30)
+        kit.run_interleaved([(request, "sp1@0"), (request.but(seed=5), "sp1@0")])
+        assert kit.on_ranks(limit_suspended, 1 << 30) == [0]
+
+
+def limit_suspended(executor: Any, limit_bytes: int) -> int:
+    """Returns how many there are."""
+    suspended = executor.adapter.suspended
+    suspended.limit_bytes = limit_bytes
+    suspended.end_those_gone()
+    return len(suspended)
