@@ -203,8 +203,13 @@ class OmniExecutor:
         return pickle.dumps(pack_diffusion_output_shm(result))
 
     def _uses_lora(self, kind: TaskKind) -> bool:
-        """Adapters change the transformer; a change of adapter costs, so other tasks leave it as it is."""
-        return kind is TaskKind.DENOISE or bool(getattr(self.runner.pipeline, "_lora_components", ()))
+        """Adapters change the transformer; a change of adapter costs, so other tasks leave it as it is.
+
+        A forward that makes more steps than was expected makes them as part of decoding.
+        """
+        if kind is TaskKind.DENOISE or isinstance(self.adapter, ForwardAdapter):
+            return True
+        return bool(getattr(self.runner.pipeline, "_lora_components", ()))
 
     def _activate_lora(self, sampling: Any) -> None:
         """Does nothing when the adapter is the active one already."""

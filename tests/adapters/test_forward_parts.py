@@ -76,7 +76,8 @@ def test_what_a_call_raises_is_raised_where_it_goes_on() -> None:
 
 
 def test_a_call_that_will_not_go_on_is_unwound() -> None:
-    before, unwound = threading.active_count(), []
+    unwound: list[torch.Size] = []
+    before = threading.active_count()
 
     def body() -> None:
         held = torch.zeros(1000)
