@@ -74,7 +74,7 @@ def _row(family: str, found: dict[str, float]) -> str:
 
 
 def measure(executor: Any, request: KitRequest, hand_path: str, repeat: int) -> tuple[float, ...]:
-    """Seconds of the fastest tenth of steps by hand and by forward, and of a replay in the middle and at the end."""
+    """Seconds of the fastest tenth of steps by hand and by forward, of a replay in the middle and at the end."""
     from gfdit.adapters.registry import make_adapter
 
     forward = executor.adapter
