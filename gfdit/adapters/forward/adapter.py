@@ -105,7 +105,9 @@ class ForwardAdapter(StepExecutionAdapter):
     def _scene(self) -> Scene:
         """Made at the first request, when everything that a process changes on a pipeline is changed."""
         overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches)
-        return Scene(self._root, self.device, overlay, self._call_forward, self._adopt)
+        clears = [getattr(module, "clear_cross_attention_cache", None) for module in self._denoisers.values()]
+        forget = [clear for clear in clears if clear is not None]
+        return Scene(self._root, self.device, overlay, self._call_forward, self._adopt, forget)
 
     @cached_property
     def _caches(self) -> list[Any]:
@@ -198,7 +200,7 @@ class ForwardAdapter(StepExecutionAdapter):
     def run_whole(self, request: OmniDiffusionRequest) -> DiffusionOutput:
         """All of it at once, as stock does, but for what it leaves on the pipeline."""
         overlay = self._scene.overlay
-        overlay.put_on(overlay.fresh())
+        self._scene.put_on(overlay.fresh())
         try:
             return self._call_forward(self._own(_with_seed(request)))
         finally:

@@ -40,6 +40,7 @@ _AUDIO_IN_PLACE = "it makes audio, and its steps change their input in place"
 FAMILIES: dict[str, Family] = {
     "FluxPipeline": _IDS,
     "FluxDMD2Pipeline": _IDS,
+    "FluxKontextPipeline": _IDS,
     "LongCatImagePipeline": _IDS,
     "OvisImagePipeline": _IDS,
     "StableDiffusion3Pipeline": Family(

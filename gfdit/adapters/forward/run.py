@@ -57,6 +57,14 @@ class Scene:
     call_forward: Callable[[Any], Any]
     #: On the thread that runs tasks: what another thread has to do to be like it.
     adopt: Callable[[], Callable[[], None]]
+    #: Empty caches that know tensors by address, where another request's may have been.
+    forget: list[Callable[[], None]]
+
+    def put_on(self, attributes: State) -> None:
+        """Before anything of a request runs; ``overlay.take_off`` is the end of it."""
+        self.overlay.put_on(attributes)
+        for forget in self.forget:
+            forget()
 
 
 class Run:
@@ -95,7 +103,7 @@ class Run:
     def advance(self) -> bool:
         """To the next cut, or the end; returns whether that was it. The first time: to where the log ends."""
         scene = self._scene
-        scene.overlay.put_on(self._attributes)
+        scene.put_on(self._attributes)
         try:
             return self._coroutine.resume(scene.adopt())
         finally:
@@ -115,7 +123,7 @@ class Run:
     def end(self) -> None:
         """Of a run that will not go on."""
         if not self._coroutine.has_ended:
-            self._scene.overlay.put_on(self._attributes)
+            self._scene.put_on(self._attributes)
             try:
                 self._coroutine.kill()
             finally:
