@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
     report = provenance(sys.argv)
+    report["command"] = report["command"].replace("benchmarks/forward_cost.py", "-m benchmarks.forward_cost")
     of_family: dict[str, Any] = {}
     # By its name, under which the processes of the kit find it.
     here = importlib.import_module("benchmarks.forward_cost")
