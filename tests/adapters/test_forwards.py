@@ -15,9 +15,9 @@ from gfdit.adapters.forward.verdict import Mode
 from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest
 from gfdit.core import ParallelSpec
 from gfdit.omni.plugin import find_accelerator
-from tests.families.requests_tiny1 import REQUESTS as ONE
-from tests.families.requests_tiny2 import OD_CONFIG
-from tests.families.requests_tiny2 import REQUESTS as TWO
+from tests.families.image_requests import REQUESTS as ONE
+from tests.families.other_requests import OD_CONFIG
+from tests.families.other_requests import REQUESTS as TWO
 from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")]

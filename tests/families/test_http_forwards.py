@@ -24,7 +24,7 @@ from PIL import Image
 from gfdit.cli.main import main
 from gfdit.observe.timeline import read_timeline
 from gfdit.omni.plugin import find_accelerator
-from tests.families.requests_tiny1 import picture
+from tests.families.image_requests import picture
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, post_video
 from tests.support.waiting import HANG_S, wait_until

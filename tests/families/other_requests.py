@@ -1,4 +1,4 @@
-"""One request of each kind that a family's pipeline takes, small enough to run on a CPU in seconds.
+"""One request of each kind that a family's pipeline takes: videos, and families that came later.
 
 By the name of the checkpoint for `gfdit tiny-model`, then by kind: ``text`` is the plainest, ``guided`` calls the
 transformer with a negative prompt too, ``image`` has an image to start from or to edit.
