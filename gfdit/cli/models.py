@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gfdit.adapters.forward.families import FAMILIES, Family
+from gfdit.adapters.forward.families import EXACT_PLANS, FAMILIES, Family
 from gfdit.adapters.registry import ADAPTERS
 
 _SPLITS_GUIDANCE = ("predict_noise_maybe_with_cfg(", "predict_noise_with_multi_branch_cfg(")
@@ -59,9 +59,13 @@ def _rows() -> Iterator[Row]:
             path.read_text() for path in [source / f"{module}.py", *source.glob("*cfg*.py")] if path.is_file()
         ]
         has_plan = any("_sp_plan" in path.read_text() for path in source.glob("*.py"))
-        planned = "declared" if family.sequence_plan else "the model's plan" if has_plan else "no"
-        cfg = "yes" if any(mark in text for text in texts for mark in _SPLITS_GUIDANCE) else "no"
         own = ADAPTERS.get(name)
+        planned = "no"
+        if family.sequence_plan or own:
+            planned = "yes"
+        elif has_plan:
+            planned = "yes" if name in EXACT_PLANS else "with trust_plans"
+        cfg = "yes" if any(mark in text for text in texts for mark in _SPLITS_GUIDANCE) else "no"
         how = f"own adapter ({own.partition(':')[2]})" if own else "its forward, tested at start"
         yield Row(name, how, planned, cfg, "yes", "")
 

@@ -75,6 +75,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self.num_ranks = _resolve_ranks(od_config, self.settings)
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         self.adapter.limits = self.settings.limits
+        if isinstance(self.adapter, ForwardAdapter):
+            self.adapter.trusts_plans = self.settings.trust_plans
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:

@@ -40,7 +40,8 @@ class Settings:
 
     A model without an adapter of its own is tried when the server starts (``docs/models.md``): after
     ``self_test_limit_s`` no further kind of request is, and those run whole. ``cache_dir`` is where it is
-    remembered for the next start.
+    remembered for the next start. With ``trust_plans`` such a model runs at sequence-parallel degrees by its
+    transformer's own plan, also if nobody has shown that this makes the same images.
 
     What a request may ask for is bounded (HTTP 400), since one that only exhausts the memory of a rank takes
     others with it: ``max_steps`` denoising steps in all, ``max_outputs`` images or videos, ``max_pixels`` of a
@@ -85,6 +86,7 @@ class Settings:
     warmup_limit_s: SecondsOrZero | None = None
     self_test_limit_s: SecondsOrZero = 600.0
     cache_dir: str = "~/.cache/gfdit"
+    trust_plans: bool = False
     max_steps: Count = 1000
     max_outputs: Count = 10
     max_pixels: Count = 4096 * 4096

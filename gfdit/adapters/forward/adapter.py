@@ -25,7 +25,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
-from gfdit.adapters.forward.families import Family, family_of
+from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import Kept, Place, caching_hooks, is_everywhere
@@ -33,7 +33,7 @@ from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
 from gfdit.adapters.step_execution import StepExecutionAdapter
 from gfdit.comm import operators
-from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request
 
 logger = init_logger(__name__)
@@ -48,6 +48,8 @@ class ForwardAdapter(StepExecutionAdapter):
     batches: ClassVar[bool] = True
     #: By signature; None before anything was tried: every request is cut at its scheduler's steps.
     verdicts: Verdicts | None = None
+    #: Whether degrees are offered by plans of transformers that nobody has tried; the engine sets it.
+    trusts_plans = False
     family: Family = Family()
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
@@ -78,6 +80,11 @@ class ForwardAdapter(StepExecutionAdapter):
         sampling, default = request.sampling_params, self.family.default_shape
         height, width = sampling.height or default.height, sampling.width or default.width
         return Shape(height, width, sampling.num_frames or default.num_frames)
+
+    def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
+        """Sequence parallelism only where it was shown to be right: the self-test is of one rank."""
+        is_exact = self.sequence_plan is not None or self.od_config.model_class_name in EXACT_PLANS
+        return super().parallel_candidates(shape, cfg, max_sp if is_exact or self.trusts_plans else 1)
 
     def _mode_of(self, request: OmniDiffusionRequest) -> Mode | None:
         """How such a request is cut; None: not at all."""

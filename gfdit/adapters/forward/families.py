@@ -41,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "FluxPipeline": _IDS,
     "FluxDMD2Pipeline": _IDS,
     "FluxKontextPipeline": _IDS,
+    "LongCatImageEditPipeline": _IDS,
     "LongCatImagePipeline": _IDS,
     "OvisImagePipeline": _IDS,
     "StableDiffusion3Pipeline": Family(
@@ -75,6 +76,26 @@ FAMILIES: dict[str, Family] = {
     "Pi0Pipeline": Family(whole=_ACTION),
     "SenseNovaU1Pipeline": Family(whole=_CACHES),
 }
+#: Whose transformers' own plans for splitting tokens were shown to make one rank's images, or at least stock's.
+EXACT_PLANS = frozenset(
+    {
+        "ErnieImagePipeline",
+        "Flux2KleinPipeline",
+        "Flux2Pipeline",
+        "GlmImagePipeline",
+        "HunyuanVideo15ImageToVideoPipeline",
+        "HunyuanVideo15Pipeline",
+        "OmniGen2Pipeline",
+        "QwenImageEditPipeline",
+        "QwenImageEditPlusPipeline",
+        "QwenImageLayeredPipeline",
+        "QwenImagePipeline",
+        "WanDMDPipeline",
+        "WanImageToVideoPipeline",
+        "WanPipeline",
+        "WanVACEPipeline",
+    }
+)
 
 
 def family_of(od_config: Any) -> Family:
