@@ -7,6 +7,7 @@ is the user's mistake: one line on stderr, exit status 2. What follows a bare `-
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"takes nothing after --, got: {' '.join(passthrough)}")
         namespace = parser.parse_args(own)
         namespace.passthrough = passthrough
-        return int(module.run(namespace))
+        status = int(module.run(namespace))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads has enough: `gfdit models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ModuleNotFoundError as error:
         return _fail(prog, f"this command needs {error.name}, which is not installed")
     except (ValueError, OSError) as error:
