@@ -18,7 +18,6 @@ _MODELS = "vllm_omni.diffusion.models."
 
 _SHARDED = "its weights would be sharded at load, and every rank must be able to run any task"
 _STATIC = "gfdit chooses it for every task; leave it at 1"
-_STATE = "it keeps the state of one request in the model, and gfdit interleaves requests step by step"
 _OFFLOAD = "moving weights during a forward pass does not go with a full replica per rank"
 
 
