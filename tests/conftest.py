@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 # all of such a folder, and begins with it. Elsewhere the tests of a file stay together, the long ones first.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
 LONG_FILES = ("tests/whole/test_whole.py", "tests/runtime/test_runtime.py")
+
+# On a busy machine an example may take any time.
+settings.register_profile("no bets on speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no bets on speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,15 +7,20 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gfdit.core.layouts import SINGLE, ParallelSpec
 
 
 class TaskKind(StrEnum):
-    """The four kinds of trajectory task, one ``DENOISE`` task per denoising step; ``REQUEST`` is all of one."""
+    """The kinds of trajectory task, one ``DENOISE`` task per denoising step.
+
+    ``CONTROL`` is what another net (a ControlNet) computes for one such step, ``REQUEST`` all of a request.
+    """
 
     ENCODE = "encode"
     PREPARE = "prepare"
+    CONTROL = "control"
     DENOISE = "denoise"
     DECODE = "decode"
     REQUEST = "request"
@@ -71,7 +76,12 @@ class Request(Struct, frozen=True, gc=False):
 
 
 class Task(Struct, frozen=True, gc=False):
-    """One schedulable unit: reads ``inputs``, makes ``outputs`` (artifact ids)."""
+    """One schedulable unit: reads ``inputs``, makes ``outputs`` (artifact ids).
+
+    What is in ``deferred`` it reads as well, but on its way: it may begin once the tasks that make it run, on other
+    ranks. ``component`` is what has to be loaded on its ranks, by default the request's model. ``node`` says to
+    workers which call of which workflow it is.
+    """
 
     id: str
     request_id: str
@@ -80,6 +90,14 @@ class Task(Struct, frozen=True, gc=False):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     candidates: tuple[ParallelSpec, ...] = (SINGLE,)
+    deferred: tuple[str, ...] = ()
+    component: str = ""
+    node: str = ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All of them, the deferred ones last."""
+        return (*self.inputs, *self.deferred) if self.deferred else self.inputs
 
 
 class TaskGraph(Struct, frozen=True, gc=False):
@@ -99,8 +117,8 @@ class TaskGraph(Struct, frozen=True, gc=False):
             if task.id in ids or task.request_id != self.request_id:
                 raise ValueError(f"task {task.id} is repeated or belongs to another request")
             ids.add(task.id)
-            if not made.issuperset(task.inputs):
-                missing = next(name for name in task.inputs if name not in made)
+            if not made.issuperset(task.reads):
+                missing = next(name for name in task.reads if name not in made)
                 raise ValueError(f"task {task.id} reads {missing}, which no earlier task makes")
             if not made.isdisjoint(task.outputs):
                 again = next(name for name in task.outputs if name in made)
@@ -183,8 +201,7 @@ def with_min_sp(graph: TaskGraph, min_sp: int) -> TaskGraph:
                 raise ValueError(
                     f"min_sp is {min_sp}, but the sequence-parallel degrees of this request are {degrees}"
                 )
-        step, inputs, outputs = task.step_index, task.inputs, task.outputs
-        tasks.append(Task(task.id, task.request_id, task.kind, step, inputs, outputs, specs))
+        tasks.append(replace(task, candidates=specs))
     return TaskGraph(graph.request_id, tuple(tasks))
 
 
@@ -192,7 +209,5 @@ def with_candidates(graph: TaskGraph, kind: TaskKind, candidates: tuple[Parallel
     """``graph`` with other specifications to choose from for tasks of ``kind``."""
     tasks = []
     for task in graph.tasks:
-        specs = candidates if task.kind is kind else task.candidates
-        step, inputs, outputs = task.step_index, task.inputs, task.outputs
-        tasks.append(Task(task.id, task.request_id, task.kind, step, inputs, outputs, specs))
+        tasks.append(replace(task, candidates=candidates) if task.kind is kind else task)
     return TaskGraph(graph.request_id, tuple(tasks))

@@ -69,7 +69,7 @@ def run(policy: Policy, seed: int, limit_bytes: int | None, faults: Faults | Non
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), room=st.integers(1, 4))
 def test_no_rank_holds_more_than_it_may_and_every_request_completes(name: str, seed: int, room: int) -> None:
     cluster, control = run(POLICIES[name](), seed, room * PEAK_BYTES)
@@ -79,7 +79,7 @@ def test_no_rank_holds_more_than_it_may_and_every_request_completes(name: str, s
     assert not cluster.reports
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_faults_leave_nothing_reserved(seed: int) -> None:
     _, control = run(Equipartition(), seed, 2 * PEAK_BYTES, Faults(0.05, 0.02, 0.01, 0.05))

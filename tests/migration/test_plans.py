@@ -66,7 +66,7 @@ def check_plan(view: ArtifactView, held: Held, target: ExecutionLayout, idle: se
     assert come_to_rest({rank: [t for t in plan.transfers if rank in t.ranks] for rank in plan.ranks})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(view=views(), walk=WALKS, idle=IDLE, riding_bytes=st.sampled_from([0, 100]))
 def test_every_byte_that_is_needed_and_lacking_moves_once(
     view: ArtifactView, walk: list[ExecutionLayout], idle: set[int], riding_bytes: int
@@ -79,7 +79,7 @@ def test_every_byte_that_is_needed_and_lacking_moves_once(
         held |= held_under(target)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(view=views(), walk=WALKS)
 def test_the_same_question_has_the_same_answer(view: ArtifactView, walk: list[ExecutionLayout]) -> None:
     held = held_under(walk[0])

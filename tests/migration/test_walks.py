@@ -107,7 +107,7 @@ def small_messages() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(view=views(), walk=WALKS)
 def test_there_and_back_again_every_bit_is_the_same(view: ArtifactView, walk: list[ExecutionLayout]) -> None:
     walk = [*walk, walk[0]]

@@ -32,7 +32,7 @@ def group_of(run: Run, request_id: str, group_size: int) -> int:
     return groups.pop()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(arrivals=ARRIVALS, num_ranks=st.integers(1, 6), group_size=st.integers(1, 7))
 def test_each_group_serves_one_request_at_a_time_in_order_of_arrival(
     arrivals: list[tuple[float, int, int]], num_ranks: int, group_size: int

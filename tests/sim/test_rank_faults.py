@@ -100,7 +100,7 @@ def test_a_task_that_waits_for_a_copy_from_a_lost_rank_waits_no_longer() -> None
     assert later.requests[0].status is Status.COMPLETED
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     failures=st.lists(
         st.tuples(st.integers(0, 3), st.floats(0, 12), st.one_of(st.none(), st.floats(0.01, 4))), max_size=5

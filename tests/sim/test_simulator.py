@@ -181,7 +181,7 @@ def test_jitter_spreads_task_times_around_the_table_alike_for_every_policy() -> 
     assert ones == approx(AROUND_S + 400 * STEP_S[1], rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     arrivals=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 4)), min_size=1, max_size=8),
     num_ranks=st.integers(1, 5),

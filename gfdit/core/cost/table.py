@@ -101,6 +101,7 @@ _STEPS_WORTH = MappingProxyType(
     {
         TaskKind.ENCODE: 0.1,
         TaskKind.PREPARE: 0.1,
+        TaskKind.CONTROL: 0.4,
         TaskKind.DENOISE: 1.0,
         TaskKind.DECODE: 2.0,
         TaskKind.REQUEST: 50.0,
