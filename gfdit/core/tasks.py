@@ -78,7 +78,7 @@ class Request(Struct, frozen=True, gc=False):
 class Task(Struct, frozen=True, gc=False):
     """One schedulable unit: reads ``inputs``, makes ``outputs`` (artifact ids).
 
-    What is in ``deferred`` it reads as well, but on its way: it may begin once the tasks that make it run, on other
+    What is in ``deferred`` it reads on its way: it may begin once the tasks that make that run, on other
     ranks. ``component`` is what has to be loaded on its ranks, by default the request's model. ``node`` says to
     workers which call of which workflow it is.
     """

@@ -252,7 +252,7 @@ def test_nobody_waits_longer_than_stated_in_a_million_events() -> None:
     num_tasks = 0
 
     @given(PATTERNS, st.sampled_from((1, 2, 4)), st.sampled_from((0.5, 1.25)))
-    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=400, suppress_health_check=list(HealthCheck))
     def search(pattern: list[Any], num_ranks: int, patience: float) -> None:
         nonlocal num_tasks
         num_tasks += check_waits(pattern, 1 + 400 // len(pattern), num_ranks, patience)
