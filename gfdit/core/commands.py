@@ -28,6 +28,9 @@ class Migrate(_Command, frozen=True, gc=False):
     ``ranks``, sources first, take part; each runs its ``transfers`` in the order given. ``held`` says under which
     layout those that hold some of the artifact do. ``view`` is what it consists of. With ``keep`` it is a copy to
     fall back on: no task waits for it, and its source may have dropped the artifact before.
+
+    With ``streamed`` the first of ``ranks``, which makes the artifact at the time, sends each part of it to the
+    others as soon as it is there, for a task that reads it on its way: it is theirs for that task alone.
     """
 
     migration_id: int
@@ -39,6 +42,7 @@ class Migrate(_Command, frozen=True, gc=False):
     held: tuple[tuple[int, ExecutionLayout], ...] = ()
     view: ArtifactView = UNKNOWN
     keep: bool = False
+    streamed: bool = False
 
     @property
     def num_copies(self) -> int:
@@ -108,6 +112,18 @@ class ProbeRank(_Command, frozen=True, gc=False):
     rank: int
 
 
+class LoadComponent(_Command, frozen=True, gc=False):
+    """Have ``rank`` drop ``evict`` and load ``component``: nothing else runs there until it has answered.
+
+    The answer is :class:`~events.ComponentLoaded`.
+    """
+
+    load_id: int
+    rank: int
+    component: str
+    evict: tuple[str, ...] = ()
+
+
 class RestartRank(_Command, frozen=True, gc=False):
     """Replace the process of ``rank``, which fails; :class:`~events.RankLost` follows.
 
@@ -169,6 +185,7 @@ Command = (
     | FreeArtifacts
     | ResetEdges
     | ProbeRank
+    | LoadComponent
     | RestartRank
     | StartRequest
     | CompleteRequest

@@ -149,6 +149,19 @@ class RankProbed(_Event, frozen=True, gc=False):
     error: str = ""
 
 
+class ComponentLoaded(_Event, frozen=True, gc=False):
+    """The answer to a :class:`~commands.LoadComponent`; with ``error`` what was evicted is gone all the same.
+
+    ``seconds`` it took and ``num_bytes`` it has; 0 where not measured.
+    """
+
+    load_id: int
+    rank: int
+    seconds: float = 0.0
+    num_bytes: int = 0
+    error: str = ""
+
+
 class RankLost(_Event, frozen=True, gc=False):
     """``for_good``: it will not join again. That may be told of a rank that is lost already."""
 
@@ -196,6 +209,7 @@ Event = (
     | MigrationFinished
     | EdgesReset
     | RankProbed
+    | ComponentLoaded
     | RankLost
     | RankJoined
     | Reconnected

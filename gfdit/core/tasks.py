@@ -110,8 +110,12 @@ class TaskGraph(Struct, frozen=True, gc=False):
     tasks: tuple[Task, ...]
 
     def check(self) -> None:
-        """Raise ``ValueError`` unless every input is made by exactly one earlier task."""
+        """Raise ``ValueError`` unless every input is made by exactly one earlier task.
+
+        What a task reads while it is made, no other one reads.
+        """
         made: set[str] = set()
+        streamed: set[str] = set()
         ids: set[str] = set()
         for task in self.tasks:
             if task.id in ids or task.request_id != self.request_id:
@@ -120,12 +124,18 @@ class TaskGraph(Struct, frozen=True, gc=False):
             if not made.issuperset(task.reads):
                 missing = next(name for name in task.reads if name not in made)
                 raise ValueError(f"task {task.id} reads {missing}, which no earlier task makes")
+            if streamed and not streamed.isdisjoint(task.reads):
+                again = next(name for name in task.reads if name in streamed)
+                raise ValueError(f"task {task.id} reads {again}, which another one reads while it is made")
+            streamed.update(task.deferred)
             if not made.isdisjoint(task.outputs):
                 again = next(name for name in task.outputs if name in made)
                 raise ValueError(f"task {task.id} makes {again} a second time")
             made.update(task.outputs)
         if not self.tasks:
             raise ValueError(f"request {self.request_id} has no tasks")
+        if len({not task.component for task in self.tasks}) > 1:
+            raise ValueError(f"request {self.request_id} has tasks with and without a component")
 
 
 def artifact_kind(request_id: str, artifact: str) -> str:

@@ -51,6 +51,8 @@ class Checkpoints:
         moves = []
         ranks = list(self._state.ranks.present)
         for art in record.live_artifacts:
+            if art.id in record.streamed:  # what it is made from is kept
+                continue
             if not art.readers or len(art.holders) > 1 or len(ranks) < 2 or art.kept or art.keeping:
                 continue
             (holder,) = art.holders

@@ -28,8 +28,11 @@ class Holders:
         moves = []
         state = self._state
         artifacts = state.requests[task.request_id].artifacts
-        for name in task.inputs:
+        for name in task.reads if task.deferred else task.inputs:
             art = artifacts[name]
+            if name in task.deferred and art.state is not ArtifactState.MATERIALIZED:
+                moves.append(self._stream(task, name, layout))
+                continue
             if art.view.fits(art.holders, layout):
                 continue
             idle = [rank for rank in art.holders if state.ranks.present[rank].free]
@@ -44,11 +47,27 @@ class Holders:
             art.holders.update(dict.fromkeys(layout.ranks, layout))
         return moves
 
+    def _stream(self, task: Task, name: str, layout: ExecutionLayout) -> cmd.Migrate:
+        """The migration that brings ``name`` to ``layout`` part by part, while it is made on other ranks."""
+        state = self._state
+        running = [state.dispatches[dispatch_id] for dispatch_id in state.requests[task.request_id].running]
+        source = next(d.layout for d in running if any([name in maker.outputs for maker in d.tasks]))
+        ranks = (source.ranks[0], *layout.ranks)
+        held = ((source.ranks[0], source),)
+        return cmd.Migrate(state.new_id(), task.request_id, name, ranks, (), layout, held, streamed=True)
+
     def last_reads(self, task: Task, before: tuple[Task, ...] = ()) -> list[str]:
-        """The inputs of ``task`` that no other task has still to read once those ``before`` it have run."""
+        """The inputs of ``task`` that no other task has still to read once those ``before`` it have run.
+
+        What is still being made is none that its ranks could drop.
+        """
         artifacts = self._state.requests[task.request_id].artifacts
         if not before:
-            return [name for name in task.inputs if artifacts[name].readers == 1]
+            names = task.inputs
+            if task.deferred:
+                there = [n for n in task.deferred if artifacts[n].state is ArtifactState.MATERIALIZED]
+                names = (*names, *there)
+            return [name for name in names if artifacts[name].readers == 1]
         return [
             name
             for name in task.inputs
@@ -69,7 +88,7 @@ class Holders:
                 freed += self._free(record, name, set())  # made again beside what was lost
         if self._counts_bytes:
             record.peak_bytes = max(record.peak_bytes, sum([art.view.num_bytes for art in record.live_artifacts]))
-        for name in task.inputs:
+        for name in task.reads if task.deferred else task.inputs:
             art = record.artifacts[name]
             art.readers -= 1
             dropped_by = finished if name in dispatch.consumes else set()
@@ -86,8 +105,8 @@ class Holders:
         """
         for name in task.outputs:
             record.artifacts[name].replace_on(dispatch.layout)
-        for name in task.inputs:
-            if name in dispatch.consumes:
+        for name in dispatch.consumes:
+            if name in task.reads:
                 record.artifacts[name].drop_from(dispatch.finished)
 
     def set_holder(
@@ -127,6 +146,8 @@ def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -
     Where only peers of a member that finished have failed, what was made counts if it is whole all the same, and
     if its first rank has said what it is; or has handed the result on. Never after a task that failed.
     """
+    if record.streamed and task.outputs and all([not record.artifacts[name].readers for name in task.outputs]):
+        return True  # it has been read on its way
     if dispatch.doomed or (dispatch.error is not None and not dispatch.caused_by_peer):
         return False
     if dispatch.error is None and not dispatch.lost:

@@ -84,7 +84,7 @@ def _check_tasks(record: RequestRecord, state: ClusterState, dispatched: Mapping
         assert (now is TaskState.UNBLOCKED) == (task.id in unblocked), f"{task.id}, {now}, is unblocked wrongly"
         in_flight = now in (TaskState.RUNNING, TaskState.QUEUED)
         assert dispatched.get(task.id) == (now if in_flight else None), f"{task.id}, {now}, is dispatched wrongly"
-        missing = sum(record.artifacts[name].state is not ArtifactState.MATERIALIZED for name in task.inputs)
+        missing = record.num_lacking(task)
         if now in (TaskState.WAITING, TaskState.QUEUED):
             assert record.missing.get(task.id) == missing > 0, f"{task.id}, {now}, lacks {missing} inputs"
         else:

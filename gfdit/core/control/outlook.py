@@ -45,7 +45,17 @@ class Outlook:
     def view(self, now_s: float, cost: CostModel) -> SchedulerView:
         ranks, free_ranks = self._state.ranks.in_order_without(self._dispatch.layout.ranks)
         ready = self._state.ready.in_order_with(self._ready)
-        view = SchedulerView(now_s, ready, MappingProxyType(self._requests), ranks, free_ranks, cost)
+        held = self._state.residency
+        view = SchedulerView(
+            now_s,
+            ready,
+            MappingProxyType(self._requests),
+            ranks,
+            free_ranks,
+            cost,
+            held.table,
+            held.capacity_bytes,
+        )
         return self._state.with_bytes(view) if self._state.shows_bytes else view
 
     def _end_tasks_of(self, request_id: str) -> None:
@@ -57,8 +67,14 @@ class Outlook:
         left = dict(record.tasks_left)
         for task in done:
             left[task.kind] -= 1
+        parts = None
+        if record.parts_left is not None:
+            parts = dict(record.parts_left)
+            for task in done:
+                parts[task.component, task.kind] -= 1
         self._requests[request_id] = replace(
             self._requests[request_id],
+            parts=None if parts is None else MappingProxyType(parts),
             steps_done=record.steps_done + sum([task.kind is TaskKind.DENOISE for task in done]),
             tasks_left=MappingProxyType(left),
             running=len(record.running) > 1,
@@ -69,5 +85,7 @@ class Outlook:
             view = record.task_view(task, made, ranks)
             self._ready.append((record.place(task.id), view))
             others = [record.artifacts[name] for name in task.inputs if name not in made]
+            if record.streamed and (task.deferred or not record.streamed.keys().isdisjoint(task.outputs)):
+                continue  # who waits for another rank must not be waited for by one
             if all([art.view.fits(art.holders, self._dispatch.layout) for art in others]):
                 self.views[task.id], self.tasks[task.id] = view, task

@@ -14,6 +14,7 @@ What decides is here, in the order in which a request meets it. What it decides 
     checkpoints     copies to fall back on
     edges           edges between ranks that are reset
     recovery        which tasks run again after something was lost
+    residency       which component is on which rank, and what cannot be loaded
     device_memory   what fits into the memory of a device, learned from what tasks took and what did not fit
     quarantine      ranks that fail: who is to blame, and what follows
     outlook         what the policy is shown ahead of time
@@ -32,6 +33,7 @@ from msgspec.structs import replace
 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.components import Component, Load
 from gfdit.core.control.artifact_budget import ArtifactBudget
 from gfdit.core.control.checkpoints import Checkpoints
 from gfdit.core.control.device_memory import DeviceMemory
@@ -49,6 +51,7 @@ from gfdit.core.control.records import (
     TaskState,
 )
 from gfdit.core.control.recovery import is_lacking, restore
+from gfdit.core.control.residency import Residency
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
@@ -93,19 +96,27 @@ class ControlPlane:
         max_retries: int = 3,
         checkpoint_every_steps: int = 0,
         max_queue_s: float | None = None,
+        components: Iterable[Component] = (),
+        component_bytes: int | None = None,
         first_id: int = 0,
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
         only when a rank has room for all they will hold. ``device_memory_bytes`` is what tasks may take of a
-        rank's memory, where that is not what ranks say. Dispatches, copies and resets are numbered from
-        ``first_id`` on. Raises ``ValueError`` for other numbers.
+        rank's memory, where that is not what ranks say. ``components`` are those of workflows, of which
+        ``component_bytes`` fit on a rank. Dispatches, copies and resets are numbered from ``first_id`` on. Raises
+        ``ValueError`` for other numbers.
         """
         if run_ahead not in (0, 1):
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
         self.policy = policy
         self.cost = cost
-        self.state = ClusterState(ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)))
+        self._residency = Residency(components, component_bytes)
+        self.state = ClusterState(
+            ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)), residency=self._residency
+        )
+        # Where the policy does not say what is loaded where, what is lacking is.
+        self._fills_in = bool(self._residency.table) and not getattr(policy, "places_components", False)
         self.state.last_id = first_id
         self.migrations: dict[int, MigrationRecord] = {}  # those that some rank has still to report on
         self._max_retries = max_retries
@@ -142,6 +153,7 @@ class ControlPlane:
             ev.MigrationFinished: self._on_migration_finished,
             ev.EdgesReset: self._resets.on_reset,
             ev.RankProbed: self._on_rank_probed,
+            ev.ComponentLoaded: self._on_component_loaded,
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
             ev.Reconnected: self._on_reconnected,
@@ -186,7 +198,8 @@ class ControlPlane:
     def idle(self) -> bool:
         """Nothing is alive: no request, dispatch, migration or edge reset."""
         state = self.state
-        return not (state.requests or state.dispatches or self.migrations or self._resets.any_open)
+        under_way = state.dispatches or self.migrations or self._residency.loading
+        return not (state.requests or under_way or self._resets.any_open)
 
     def generations(self, one: int, other: int) -> dict[cmd.Lane, int]:
         """Of the edge between two ranks, the newest it was told to be in, by lane."""
@@ -210,6 +223,9 @@ class ControlPlane:
             raise ValueError(f"request id {request_id!r} is already alive")
         record = self.state.new_record(event.request, event.graph)
         if self._gone and (reason := self._lacks_ranks(record)):
+            self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
+            return False
+        if self._residency.table and (reason := self._lacks_component(record)):
             self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
             return False
         if self._memory.knows_anything:
@@ -437,9 +453,13 @@ class ControlPlane:
             if mistake is not None:
                 self._complain(f"{mistake}; first come, first served instead")
                 self._fall_back()
+            if state.take_streams_began() and state.has_work():
+                continue  # what reads the stream may run beside it
             if self._quarantine.suspected:
                 self._fall_back(suspects_only=True)
-            if not state.ready.by_id or state.dispatches or self._resets.held:
+            if self._fills_in and state.has_work():
+                self._fill_in()
+            if not state.ready.by_id or state.dispatches or self._resets.held or self._residency.loading:
                 return
             if self._release_suspects():
                 continue  # nothing can go on without them
@@ -471,6 +491,16 @@ class ControlPlane:
                 return describe_mistake(self.policy.name, error)
         return None
 
+    def _fill_in(self) -> None:
+        """Load what ready tasks lack everywhere, for a policy that does not care."""
+        view = self.state.view(self._now_s, self.cost)
+        for load in self._fallback.loads(view, view.free_ranks):
+            self._load(load)
+
+    def _load(self, load: Load) -> None:
+        ends_s = self._now_s + self._residency.table[load.component].load_s
+        self._commands.append(self.state.begin_load(load, ends_s))
+
     def _carry_out(self, decision: Decision) -> str | None:
         """Dispatch what keeps the rules; returns the first mistake."""
         mistake = None
@@ -482,6 +512,11 @@ class ControlPlane:
                 mistake = mistake or str(error)
             else:
                 self._dispatch(dispatch)
+        for load in decision.loads:
+            try:
+                self._load(self._residency.check(load, policy=self.policy.name, ranks=ranks.views))
+            except PolicyError as error:
+                mistake = mistake or str(error)
         if decision.wake_at_s is not None:
             if decision.wake_at_s > self._now_s:
                 self._wakes = True
@@ -505,8 +540,11 @@ class ControlPlane:
             if suspects_only:
                 view = replace(view, ready=tuple([t for t in view.ready if requests[t.request_id].suspects]))
             try:
-                for dispatch in self._fallback.schedule(view).dispatches:
+                decision = self._fallback.schedule(view)
+                for dispatch in decision.dispatches:
                     self._dispatch(dispatch)
+                for load in decision.loads:
+                    self._load(load)
                 return
             except UnknownCostError as error:
                 if not self._end_unknown(error):
@@ -537,6 +575,8 @@ class ControlPlane:
         if migrations:
             self._begin_migrations(migrations)
             busy_until_s += sum(self.cost.migration_s(view, layout) for view in views)
+            if any([task.deferred for task in tasks]):
+                busy_until_s = max(busy_until_s, self._made_by_s(migrations))
         consumes = tuple([name for task in tasks for name in self._holders.last_reads(task)])
         moves = tuple([migration.migration_id for migration in migrations]) if migrations else ()
         record = DispatchRecord(
@@ -566,6 +606,15 @@ class ControlPlane:
         if self._memory.excluded(view, (dispatch.layout.parallel,), self._now_s, batch):
             return Dispatch(dispatch.tasks[:1], dispatch.layout)
         return dispatch
+
+    def _made_by_s(self, migrations: Iterable[cmd.Migrate]) -> float:
+        """When everything should be there that is sent while it is made."""
+        ends_s = [0.0]
+        for move in migrations:
+            if move.streamed:
+                running = self.state.requests[move.request_id].running
+                ends_s += [self.state.dispatches[number].ends_s for number in running]
+        return max(ends_s)
 
     # ------------------------------------------------------------------------------------------------------------
     # Running ahead: a request's next step is queued behind the running one, and taken back if need be.
@@ -862,6 +911,27 @@ class ControlPlane:
             self._commands.append(self._resets.among(self.state.new_id(), "migration", ranks, hold=False))
 
     # ------------------------------------------------------------------------------------------------------------
+    # Components (the rules are in ``residency``)
+
+    def _on_component_loaded(self, event: ev.ComponentLoaded) -> bool:
+        load = self._residency.end(event.load_id, event.seconds, event.num_bytes, event.error, self._now_s)
+        if load is None:
+            return False
+        self.state.ranks.end_load(load.rank, None if event.error else load.component)
+        if event.error and (reason := self._residency.why_not(load.component, self._now_s)):
+            there = any([load.component in rank.resident for rank in self.state.ranks.present.values()])
+            for record in () if there else self.state.needing(load.component):
+                self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
+        return True
+
+    def _lacks_component(self, record: RequestRecord) -> str:
+        """Why ``record`` cannot be served, if something that it needs is nowhere and cannot be loaded."""
+        needed = {task.component for task in record.graph.tasks if task.component}
+        for rank in self.state.ranks.present.values():
+            needed -= rank.resident
+        return next(filter(None, [self._residency.why_not(name, self._now_s) for name in sorted(needed)]), "")
+
+    # ------------------------------------------------------------------------------------------------------------
     # Ranks that fail (the rules are in ``quarantine``), go and come
 
     def _suspect(self, rank: int, failed: list[RequestRecord]) -> None:
@@ -925,6 +995,7 @@ class ControlPlane:
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
         self._quarantine.drop(event.rank)
+        self._residency.drop_rank(event.rank)
         for record in self.state.requests.values():
             if event.rank in record.suspects:
                 record.suspects.remove(event.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from gfdit.core.control.records import RESETTING, SUSPENDED, RankRecord
+from gfdit.core.control.records import LOADING, RESETTING, SUSPENDED, RankRecord
 from gfdit.core.policy import RankView
 
 
@@ -71,6 +71,26 @@ class RankPool:
         rank.reset, rank.running_request = reset_id, RESETTING
         self._show(rank_id, _view(rank))
 
+    def load(self, rank_id: int, component: str, evicted: Iterable[str], busy_until_s: float) -> None:
+        """``rank_id``, which is free, drops some components and loads another one."""
+        rank = self.present[rank_id]
+        rank.loading, rank.running_request, rank.busy_until_s = component, LOADING, busy_until_s
+        self._set_resident(rank, rank.resident.difference(evicted))
+        del self._free[bisect_left(self._free, rank_id)]
+        self._show(rank_id, _view(rank))
+
+    def end_load(self, rank_id: int, component: str | None) -> None:
+        """``rank_id`` is free and has ``component``, unless that failed."""
+        rank = self.present[rank_id]
+        rank.loading = None
+        if component is not None:
+            self._set_resident(rank, rank.resident | {component})
+        self.release(rank_id)
+
+    def _set_resident(self, rank: RankRecord, resident: frozenset[str]) -> None:
+        rank.resident = resident
+        self._free_views[rank.id] = RankView(rank.id, None, None, resident, rank.node)
+
     def release(self, rank_id: int) -> None:
         """``rank_id``, which runs a dispatch or resets its edges, is free, unless it is suspended."""
         rank = self.present[rank_id]
@@ -105,7 +125,8 @@ class RankPool:
 
     def restore(self, rank_id: int) -> None:
         rank = self.lost.pop(rank_id)
-        rank.suspended = False
+        rank.suspended, rank.loading = False, None
+        self._set_resident(rank, rank.initial)
         rank.clear()
         self.present[rank_id] = rank
         self.views[rank_id] = _view(rank)
@@ -137,4 +158,5 @@ class RankPool:
 
 
 def _view(rank: RankRecord) -> RankView:
-    return RankView(rank.id, rank.busy_until_s, rank.running_request, rank.resident, rank.node)
+    loading = rank.loading or ""
+    return RankView(rank.id, rank.busy_until_s, rank.running_request, rank.resident, rank.node, loading=loading)

@@ -17,7 +17,7 @@ from gfdit.core.policy import RequestView, TaskView
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 # What stands for the request of a rank that runs none and is not free.
-RESETTING, SUSPENDED = "(edge reset)", "(suspended)"
+RESETTING, SUSPENDED, LOADING = "(edge reset)", "(suspended)", "(loading)"
 
 
 class ArtifactState(StrEnum):
@@ -113,12 +113,14 @@ class RequestRecord:
     artifacts: dict[str, ArtifactRecord] = field(init=False)
     position: dict[str, int] = field(init=False)  # of each task in the graph
     consumers: dict[str, list[Task]] = field(init=False)  # by artifact
+    streamed: dict[str, Task] = field(default_factory=dict)  # artifacts read while they are made, and by whom
     states: dict[str, TaskState] = field(init=False)  # by task; changed by ``move``
     missing: dict[str, int] = field(init=False)
     unblocked: list[Task] = field(init=False)  # those in that state
     candidates: tuple[ParallelSpec, ...] = field(init=False)  # of its denoising steps, but for ``dropped``
     decode_candidates: tuple[ParallelSpec, ...] = field(init=False)
     tasks_left: Mapping[TaskKind, int] = field(init=False)  # replaced when it changes: views share it
+    parts_left: Mapping[tuple[str, TaskKind], int] | None = field(init=False)  # by component, of a workflow
     num_finished: int = 0
     steps_done: int = 0
     last_layout: ExecutionLayout | None = None
@@ -140,16 +142,20 @@ class RequestRecord:
         self.position = {task.id: index for index, task in enumerate(tasks)}
         self.consumers = {name: [] for task in tasks for name in task.outputs}
         for task in tasks:
-            for name in task.inputs:
+            for name in task.reads:
                 self.consumers[name].append(task)
+            self.streamed |= {name: task for name in task.deferred}
         self.artifacts = {name: ArtifactRecord(name, len(readers)) for name, readers in self.consumers.items()}
-        self.missing = {task.id: len(task.inputs) for task in tasks if task.inputs}
-        self.unblocked = [task for task in tasks if not task.inputs]
+        self.missing = {task.id: len(task.reads) for task in tasks if task.inputs or task.deferred}
+        self.unblocked = [task for task in tasks if task.id not in self.missing]
         self.states = dict.fromkeys(self.position, TaskState.WAITING)
         for task in self.unblocked:
             self.move(task, TaskState.UNBLOCKED)
         self.drop({})
         self.tasks_left = MappingProxyType(dict(Counter(task.kind for task in tasks)))
+        self.parts_left = None
+        if tasks[-1].component:
+            self.parts_left = MappingProxyType(dict(Counter((task.component, task.kind) for task in tasks)))
 
     @property
     def of_each_kind(self) -> Mapping[TaskKind, Task]:
@@ -212,6 +218,7 @@ class RequestRecord:
             self.last_layout,
             bool(self.running),
             self.decode_candidates,
+            self.parts_left,
         )
 
     def _candidates_of(self, kind: TaskKind) -> tuple[ParallelSpec, ...]:
@@ -230,6 +237,39 @@ class RequestRecord:
         readers = {task.id: task for name in made for task in self.consumers[name]}.values()
         return [task for task in readers if self.missing[task.id] == sum([name in made for name in task.inputs])]
 
+    def num_lacking(self, task: Task) -> int:
+        """Of what ``task`` reads, how much is not there; the maker of what is deferred need only run."""
+        artifacts = self.artifacts
+        lacking = [name for name in task.inputs if artifacts[name].state is not ArtifactState.MATERIALIZED]
+        for name in task.deferred:
+            if artifacts[name].state is not ArtifactState.MATERIALIZED and not self._is_made(name):
+                lacking.append(name)
+        return len(lacking)
+
+    def _is_made(self, name: str) -> bool:
+        """Whether a task that makes ``name`` runs."""
+        return any(self.states[task.id] is TaskState.RUNNING for task in self.graph.tasks if name in task.outputs)
+
+    def begin_streams(self, task: Task) -> None:
+        """``task`` runs from now on: those that read on their way what it makes need not wait for it."""
+        for name in task.outputs:
+            reader = self.streamed.get(name)
+            if reader is not None and self.artifacts[name].state is not ArtifactState.MATERIALIZED:
+                self._note_input(reader)
+
+    def _note_input(self, task: Task) -> None:
+        """``task`` lacks one thing less."""
+        missing = self.missing
+        # One that lacks nothing runs: the artifact was lost everywhere else meanwhile.
+        if (number := missing.get(task.id, 0)) != 1:
+            if number:
+                missing[task.id] = number - 1
+            return
+        del missing[task.id]
+        if self.states[task.id] is TaskState.WAITING:  # and not queued
+            self.states[task.id] = TaskState.UNBLOCKED
+            self.unblocked.append(task)
+
     def materialize(self, name: str, layout: ExecutionLayout, holders: Iterable[int], view: ArtifactView) -> None:
         """``name``, made under ``layout``, now exists on ``holders``; its readers may become unblocked.
 
@@ -244,17 +284,10 @@ class RequestRecord:
         else:
             art.holders = dict.fromkeys(holders, layout)
         art.state, art.layout, art.view = ArtifactState.MATERIALIZED, layout, view
-        missing = self.missing
-        for task in () if known else self.consumers[name]:
-            # One that lacks nothing runs: the artifact was lost everywhere else meanwhile.
-            if (number := missing.get(task.id, 0)) != 1:
-                if number:
-                    missing[task.id] = number - 1
-                continue
-            del missing[task.id]
-            if self.states[task.id] is TaskState.WAITING:  # and not queued
-                self.states[task.id] = TaskState.UNBLOCKED
-                self.unblocked.append(task)
+        if known or name in self.streamed:  # then its reader has not waited for this
+            return
+        for task in self.consumers[name]:
+            self._note_input(task)
 
 
 class DispatchRecord(Struct, gc=False):
@@ -328,8 +361,8 @@ class MigrationRecord(Struct):
         held = dict(command.held)
         receivers = [rank for rank in command.ranks if rank in command.target.ranks]
         unconfirmed = {rank: held.get(rank) for rank in receivers if rank not in held or command.view.sharded}
-        if command.keep:
-            unconfirmed = {}  # not counted on before it is there
+        if command.keep or command.streamed:
+            unconfirmed = {}  # not counted on before it is there, or not at all
         return cls(command, set(command.ranks), set(command.ranks), unconfirmed)
 
 
@@ -340,12 +373,17 @@ class RankRecord(Struct):
     dispatch: int | None = None
     reset: int | None = None  # edges being reset: not free
     suspended: bool = False  # a task has failed on it: not free
+    loading: str | None = None  # a component: not free
+    initial: frozenset[str] = frozenset()  # what its process has when it starts
     running_request: str | None = None
     busy_until_s: float | None = None
 
     @property
     def free(self) -> bool:
-        return self.dispatch is None and self.reset is None and not self.suspended
+        return self.dispatch is None and self.reset is None and self.loading is None and not self.suspended
+
+    def __post_init__(self) -> None:
+        self.initial = self.resident
 
     def clear(self) -> None:
         """Nothing runs on it, and nothing resets its edges."""

@@ -25,7 +25,7 @@ def restore(record: RequestRecord) -> None:
         task = done.pop()
         if record.states[task.id] is not TaskState.FINISHED:
             record.states[task.id] = TaskState.FINISHED  # as it was in the books that are lost
-            done += [makers[name] for name in task.inputs]
+            done += [makers[name] for name in task.reads]
     record.num_finished = list(record.states.values()).count(TaskState.FINISHED)
     record.unblocked = [task for task in record.unblocked if record.states[task.id] is TaskState.UNBLOCKED]
     for art in record.artifacts.values():
@@ -64,7 +64,7 @@ def _needed_again(record: RequestRecord) -> list[Task]:
     lacking = [task for task in record.graph.tasks if states[task.id] not in has_inputs]
     again: dict[str, Task] = {}
     while lacking:
-        for name in lacking.pop().inputs:
+        for name in lacking.pop().reads:
             maker = makers[name]
             art = record.artifacts[name]
             if (
@@ -97,6 +97,10 @@ def _set_counts(record: RequestRecord) -> None:
     left = Counter(task.kind for task in tasks)
     left.subtract(task.kind for task in finished)
     record.tasks_left = MappingProxyType(dict(left))
+    if record.parts_left is not None:
+        parts = Counter((task.component, task.kind) for task in tasks)
+        parts.subtract((task.component, task.kind) for task in finished)
+        record.parts_left = MappingProxyType(dict(parts))
     record.steps_done = sum(task.kind is TaskKind.DENOISE for task in finished)
 
 
@@ -110,8 +114,7 @@ def _set_tasks(record: RequestRecord) -> list[Task]:
     for task in record.graph.tasks:
         if states[task.id] in (TaskState.FINISHED, TaskState.RUNNING):
             continue
-        inputs = [record.artifacts[name].state for name in task.inputs]
-        if num_missing := sum(state is not ArtifactState.MATERIALIZED for state in inputs):
+        if num_missing := record.num_lacking(task):
             record.missing[task.id] = num_missing
             if states[task.id] is TaskState.READY:
                 blocked.append(task)

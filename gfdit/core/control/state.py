@@ -11,6 +11,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gfdit.core import commands as cmd
+from gfdit.core.components import Load
 from gfdit.core.control.ranks import RankPool
 from gfdit.core.control.ready import ReadyTasks
 from gfdit.core.control.records import (
@@ -22,6 +23,7 @@ from gfdit.core.control.records import (
     TaskState,
 )
 from gfdit.core.control.recovery import is_lacking, rewind
+from gfdit.core.control.residency import Residency
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ParallelSpec
 from gfdit.core.policy import RequestView, SchedulerView, TaskView
@@ -34,15 +36,19 @@ class ClusterState:
     Who holds which artifact is the business of :class:`~gfdit.core.control.artifacts.Artifacts`.
     """
 
-    def __init__(self, ranks: Iterable[RankRecord], *, shows_bytes: bool = False) -> None:
+    def __init__(
+        self, ranks: Iterable[RankRecord], *, shows_bytes: bool = False, residency: Residency | None = None
+    ) -> None:
         """``shows_bytes``: to the policy, what each rank holds of artifacts."""
         self.shows_bytes = shows_bytes
+        self.residency = residency or Residency()
         self.ranks = RankPool(ranks)
         self.ready = ReadyTasks()
         self.requests: dict[str, RequestRecord] = {}
         self.dispatches: dict[int, DispatchRecord] = {}
         self.last_id = 0
         self._num_arrived = 0
+        self._streams_began = False
         self._request_views: dict[str, RequestView] = {}
         self.request_views = MappingProxyType(self._request_views)
 
@@ -114,6 +120,9 @@ class ClusterState:
         record.steps_done += task.kind is TaskKind.DENOISE
         counts = record.tasks_left
         record.tasks_left = MappingProxyType({**counts, task.kind: counts[task.kind] - 1})
+        if record.parts_left is not None:
+            part = (task.component, task.kind)
+            record.parts_left = MappingProxyType({**record.parts_left, part: record.parts_left[part] - 1})
         self._refresh(record)
 
     def refresh_ready(self, record: RequestRecord) -> None:
@@ -147,7 +156,16 @@ class ClusterState:
             record = self.requests[task.request_id]
             self.ready.remove(task.id, record.place(task.id))
             record.move(task, TaskState.RUNNING)
+            if record.streamed:
+                record.begin_streams(task)
+                self._streams_began |= bool(record.unblocked)
+                self.offer_ready(record)
         self._occupy(dispatch, ends_s)
+
+    def take_streams_began(self) -> bool:
+        """Whether tasks are ready, since it was last asked, because what they read on their way is being made."""
+        began, self._streams_began = self._streams_began, False
+        return began
 
     def _occupy(self, dispatch: DispatchRecord, ends_s: float) -> None:
         dispatch.ends_s = ends_s
@@ -252,6 +270,26 @@ class ClusterState:
         """The ready tasks for which there are ranks enough, now that no other runs."""
         return [task for task in self.ready.in_order if self._has_room(task.candidates)]
 
+    # Components
+
+    def begin_load(self, load: Load, ends_s: float) -> cmd.LoadComponent:
+        command = cmd.LoadComponent(self.new_id(), load.rank, load.component, load.evict)
+        self.residency.begin(command.load_id, load)
+        self.ranks.load(load.rank, load.component, load.evict, ends_s)
+        return command
+
+    def needing(self, component: str) -> list[RequestRecord]:
+        """Requests with a task of ``component`` that has not finished, in order of arrival."""
+        return [
+            record
+            for record in self.requests.values()
+            if record.ending is None
+            and any(
+                task.component == component and record.states[task.id] is not TaskState.FINISHED
+                for task in record.graph.tasks
+            )
+        ]
+
     def can_denoise(self, task: TaskView) -> bool:
         """Whether there are ranks enough for the steps of the request of ``task`` as well."""
         return self._has_room(self.request_views[task.request_id].candidates)
@@ -270,5 +308,7 @@ class ClusterState:
             self.ranks.in_order,
             self.ranks.free_in_order,
             cost,
+            self.residency.table,
+            self.residency.capacity_bytes,
         )
         return self.with_bytes(view) if self.shows_bytes else view

@@ -67,10 +67,11 @@ class CalibratedCostModel:
     def remaining_s(self, request: RequestView, layout: ExecutionLayout) -> float:
         """Times of all unfinished tasks, a running one in full; steps and decoding take ``layout.parallel``."""
         total_s = 0.0
-        for kind, count in request.tasks_left.items():
+        left = request.parts or {(request.model, kind): count for kind, count in request.tasks_left.items()}
+        for (model, kind), count in left.items():
             if count:
                 spec = self._spec(request, kind, layout)
-                key = (request.model, kind, request.shape, request.cfg, spec, 1)
+                key = (model, kind, request.shape, request.cfg, spec, 1)
                 total_s += count * self._corrected_s(key, request.id)
         return total_s
 

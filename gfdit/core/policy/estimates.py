@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from gfdit.core.cost import UnknownCostError
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.policy import RequestView, SchedulerView, TaskView
 from gfdit.core.tasks import Shape, TaskKind
+
+_Part = TaskKind | tuple[str, TaskKind]
+"""Tasks that take the same time: of one kind, and in a workflow of one component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +21,18 @@ class ServiceTimes:
     """Times in seconds that requests of one model, shape, guidance and kind of graph share.
 
     ``step_s`` is of one denoising step at each feasible specification, the narrowest first. ``other_s`` is of each
-    other kind of task, on one rank. ``batch_s`` is of one step of several requests at once at the narrowest
+    other part, on one rank. ``batch_s`` is of one step of several requests at once at the narrowest
     specification, by their number, as far as the cost model knows.
     """
 
     step_s: Mapping[ParallelSpec, float]
-    other_s: Mapping[TaskKind, float]
+    other_s: Mapping[_Part, float]
     batch_s: Mapping[int, float]
 
     def around_s(self, request: RequestView) -> float:
         """Of the unfinished tasks of ``request`` other than denoising steps."""
-        left = request.tasks_left.items()
-        return sum([count * self.other_s[kind] for kind, count in left if kind is not TaskKind.DENOISE])
+        left: Mapping[Any, int] = request.tasks_left if request.parts is None else request.parts
+        return sum([count * self.other_s[part] for part, count in left.items() if part in self.other_s])
 
     def remaining_s(self, request: RequestView, spec: ParallelSpec) -> float:
         """To finish ``request`` with every denoising step left at ``spec``; a running task counts in full."""
@@ -36,10 +40,15 @@ class ServiceTimes:
 
     def alone_s(self, request: RequestView, spec: ParallelSpec) -> float:
         """From arrival to end on an idle machine."""
-        return sum(self.other_s.values()) + request.num_steps * self.step_s[spec]
+        around_s = sum([s * (request.num_steps if _is_per_step(part) else 1) for part, s in self.other_s.items()])
+        return around_s + request.num_steps * self.step_s[spec]
 
 
-_Class = tuple[str, Shape, bool, tuple[ParallelSpec, ...], tuple[TaskKind, ...]]
+def _is_per_step(part: _Part) -> bool:
+    return not isinstance(part, TaskKind) and part[1] is TaskKind.CONTROL
+
+
+_Class = tuple[str, Shape, bool, tuple[ParallelSpec, ...], tuple[_Part, ...]]
 
 MAX_BATCH = 8
 MAX_CLASSES = 1024
@@ -81,7 +90,8 @@ class Estimates:
 
     def _of_class(self, request: RequestView, view: SchedulerView) -> _Known:
         what = (request.model, request.shape, request.cfg, request.candidates)
-        key = (*what, tuple(request.tasks_left))
+        parts: tuple[_Part, ...] = tuple(request.tasks_left if request.parts is None else request.parts)
+        key = (*what, parts)
         known = self._by_class.get(key)
         if known is None or not self._fresh(known, view):
             if len(self._by_class) >= MAX_CLASSES:
@@ -107,12 +117,20 @@ def _fits(known: _Known, request: RequestView) -> bool:
 
 def _service_times(request: RequestView, view: SchedulerView) -> ServiceTimes:
     cost = view.cost
-    denoise = _task(request, TaskKind.DENOISE, request.candidates)
+    parts = request.parts
+    steps = () if parts is None else [name for name, kind in parts if kind is TaskKind.DENOISE]
+    denoise = _task(request, TaskKind.DENOISE, request.candidates, *steps[:1])
     layouts = [ExecutionLayout(tuple(range(spec.size)), spec) for spec in cost.candidates(denoise)]
-    others = [_task(request, kind, (SINGLE,)) for kind in request.tasks_left if kind is not TaskKind.DENOISE]
+    others: dict[_Part, TaskView]
+    if parts is None:
+        others = {kind: _task(request, kind, (SINGLE,)) for kind in request.tasks_left}
+        others.pop(TaskKind.DENOISE, None)
+    else:
+        others = {part: _task(request, part[1], (SINGLE,), part[0]) for part in parts}
+        others.pop((denoise.model, TaskKind.DENOISE), None)
     return ServiceTimes(
         step_s={layout.parallel: cost.task_s(denoise, layout) for layout in layouts},
-        other_s={task.kind: cost.task_s(task, ExecutionLayout((0,))) for task in others},
+        other_s={part: cost.task_s(task, ExecutionLayout((0,))) for part, task in others.items()},
         batch_s=dict(_batch_times(denoise, layouts[0], view)),
     )
 
@@ -123,11 +141,13 @@ def _batch_times(task: TaskView, layout: ExecutionLayout, view: SchedulerView) -
             yield size, view.cost.task_s(task, layout, size)
 
 
-def _task(request: RequestView, kind: TaskKind, candidates: tuple[ParallelSpec, ...]) -> TaskView:
+def _task(
+    request: RequestView, kind: TaskKind, candidates: tuple[ParallelSpec, ...], component: str = ""
+) -> TaskView:
     return TaskView(
         id=f"{request.id}/{kind}",
         request_id=request.id,
-        model=request.model,
+        model=component or request.model,
         kind=kind,
         step_index=0,
         shape=request.shape,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gfdit.core.commands import ReportFault
+from gfdit.core.components import Load
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy.interface import Decision, Dispatch, SchedulerView
+from gfdit.core.policy.placing import Placer
 
 
 class FirstComeFirstServed:
@@ -19,6 +22,7 @@ class FirstComeFirstServed:
 
     def __init__(self, instead_of: str) -> None:
         self.name = f"first come, first served instead of {instead_of}"
+        self._placer = Placer()
 
     def schedule(self, view: SchedulerView) -> Decision:
         free = list(view.free_ranks)
@@ -33,7 +37,14 @@ class FirstComeFirstServed:
             if len(ranks) == spec.size:
                 dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
                 free = [rank for rank in free if rank not in ranks]
-        return Decision(tuple(dispatches))
+        return Decision(tuple(dispatches), loads=self.loads(view, free))
+
+    def loads(self, view: SchedulerView, free: Sequence[int]) -> tuple[Load, ...]:
+        """Of what ready tasks lack everywhere, on ranks in ``free``."""
+        if not view.components:
+            return ()
+        self._placer.note(view)
+        return tuple(self._placer.missing(view, free))
 
 
 REPEAT_S = 60.0

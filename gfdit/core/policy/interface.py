@@ -15,13 +15,18 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from gfdit.core.components import Component, Load
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
 class TaskView(Struct, frozen=True, gc=False):
-    """A ready task. ``artifacts`` pairs each input with the ranks that hold it."""
+    """A ready task. ``artifacts`` pairs each input with the ranks that hold it.
+
+    ``model`` is what its ranks must have loaded: the request's model, or a component of its workflow. A task with
+    ``deferred`` inputs reads these on its way: until they are there, they come from ranks that run.
+    """
 
     id: str
     request_id: str
@@ -32,6 +37,7 @@ class TaskView(Struct, frozen=True, gc=False):
     cfg: bool
     candidates: tuple[ParallelSpec, ...]
     artifacts: tuple[tuple[str, tuple[int, ...]], ...]
+    deferred: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -45,13 +51,14 @@ class TaskView(Struct, frozen=True, gc=False):
         return cls(
             task.id,
             request.id,
-            request.model,
+            task.component or request.model,
             task.kind,
             task.step_index,
             request.shape,
             request.cfg,
             task.candidates if candidates is None else candidates,
             artifacts,
+            task.deferred,
         )
 
 
@@ -59,6 +66,8 @@ class RequestView(Struct, frozen=True, gc=False):
     """A live request. ``deadline_s`` is absolute; ``running``: one of its tasks is on a rank now.
 
     ``candidates`` are the specifications of its denoising steps, ``decode_candidates`` those of its decode task.
+    Of a workflow ``parts`` says how many tasks are left of each component and kind; of other requests it is None,
+    since all is of one model.
     """
 
     id: str
@@ -76,13 +85,14 @@ class RequestView(Struct, frozen=True, gc=False):
     last_layout: ExecutionLayout | None
     running: bool
     decode_candidates: tuple[ParallelSpec, ...] = (SINGLE,)
+    parts: Mapping[tuple[str, TaskKind], int] | None = None
 
 
 class RankView(Struct, frozen=True, gc=False):
     """One rank. ``busy_until_s`` is an estimate, None when free; ``resident`` names the loaded models.
 
     ``artifact_bytes`` is what it holds now of artifacts, metadata left out: 0 unless the policy has the class
-    attribute ``sees_memory = True``, since adding it up takes time.
+    attribute ``sees_memory = True``, since adding it up takes time. ``loading`` is a component that is on its way.
     """
 
     id: int
@@ -91,12 +101,14 @@ class RankView(Struct, frozen=True, gc=False):
     resident: frozenset[str]
     node: int
     artifact_bytes: int = 0
+    loading: str = ""
 
 
 class SchedulerView(Struct, frozen=True, gc=False):
     """Everything a policy may look at, valid during one ``schedule`` call.
 
     ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
+    ``components`` are those of workflows, of which ``component_bytes`` fit on a rank; None: however many.
     """
 
     now_s: float
@@ -105,6 +117,8 @@ class SchedulerView(Struct, frozen=True, gc=False):
     ranks: tuple[RankView, ...]
     free_ranks: tuple[int, ...]
     cost: CostModel
+    components: Mapping[str, Component] = {}
+    component_bytes: int | None = None
 
 
 class Dispatch(Struct, frozen=True, gc=False):
@@ -115,10 +129,11 @@ class Dispatch(Struct, frozen=True, gc=False):
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What to run now, and when to ask again if nothing else happens before."""
+    """What to run now, what to load now, and when to ask again if nothing else happens before."""
 
     dispatches: tuple[Dispatch, ...] = ()
     wake_at_s: float | None = None
+    loads: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +160,9 @@ class Policy(Protocol):
     once that step has ended. If it goes on with the same requests on the same layout, that is queued behind the
     step, and taken back if the policy says otherwise after an event before it begins. Such a policy may be asked
     about a moment that never comes: what it keeps must not depend on having answered.
+
+    With the class attribute ``places_components = True`` it alone decides what is loaded where; for others, what
+    ready tasks lack everywhere is loaded as :class:`~gfdit.core.policy.placing.Placer` says.
     """
 
     name: str

@@ -1,0 +1,62 @@
+"""Where to load components that ready tasks lack: shared by policies, and in place of those that do not care."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gfdit.core.components import Component, Load
+from gfdit.core.policy.interface import RankView, SchedulerView
+
+
+class Placer:
+    """Chooses what a rank drops for a component: what nobody waits for first, then what was used longest ago.
+
+    Of a policy: it remembers when each component was last asked for.
+    """
+
+    def __init__(self) -> None:
+        self._used_s: dict[tuple[int, str], float] = {}
+        self._wanted: frozenset[str] = frozenset()
+
+    def note(self, view: SchedulerView) -> None:
+        """To be told of every view: what ready tasks want, and what runs where."""
+        self._wanted = frozenset([task.model for task in view.ready])
+        for rank in view.ranks:
+            for name in rank.resident & self._wanted:
+                self._used_s[rank.id, name] = view.now_s
+
+    def load(self, name: str, rank: RankView, view: SchedulerView, keep: Collection[str] = ()) -> Load | None:
+        """``name`` on ``rank``, and what to drop for it; None if there would be no room. ``keep`` stays."""
+        component = view.components.get(name)
+        if component is None or name in rank.resident or not component.may_be_on(rank.id):
+            return None
+        if view.component_bytes is None:
+            return Load(rank.id, name)
+        table = view.components
+        free = view.component_bytes - sum([table[one].num_bytes for one in rank.resident if one in table])
+        evict = []
+        for other in self._in_order_of_use(rank, table, keep):
+            if free >= component.num_bytes:
+                break
+            evict.append(other)
+            free += table[other].num_bytes
+        return Load(rank.id, name, tuple(evict)) if free >= component.num_bytes else None
+
+    def missing(self, view: SchedulerView, free: Iterable[int]) -> Iterator[Load]:
+        """For every ready task, in order, of whose component no rank has a copy nor is getting one."""
+        there = {name for rank in view.ranks for name in (*rank.resident, rank.loading) if name}
+        ranks = {rank.id: rank for rank in view.ranks}
+        left = [ranks[number] for number in free]
+        for task in view.ready:
+            if task.model in there or task.model not in view.components:
+                continue
+            options = [(len(load.evict), load) for rank in left if (load := self.load(task.model, rank, view))]
+            if options:
+                _, best = min(options, key=lambda option: (option[0], option[1].rank))
+                left = [rank for rank in left if rank.id != best.rank]
+                there.add(task.model)
+                yield best
+
+    def _in_order_of_use(self, rank: RankView, table: Mapping[str, Component], keep: Collection[str]) -> list[str]:
+        able = [name for name in rank.resident if name in table and not table[name].pinned and name not in keep]
+        return sorted(able, key=lambda n: (n in self._wanted, self._used_s.get((rank.id, n), 0.0), n))
