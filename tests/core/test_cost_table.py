@@ -104,7 +104,8 @@ def test_a_table_survives_the_file(tmp_path: Path) -> None:
         ({"cfg_parallel": 2}, "entries[1]: field 'cfg_parallel' is 2, but cfg is false"),
         (
             {"task": "denoising"},
-            "entries[1]: field 'task' must be one of encode, prepare, control, denoise, decode, request, got 'denoising'",
+            "entries[1]: field 'task' must be one of encode, prepare, control, denoise, decode, request, "
+            "got 'denoising'",
         ),
         ({"second": 1}, "entries[1]: field 'second' is unknown"),
         ({"sp": 1}, "entries[1]: repeats entries[0]"),
