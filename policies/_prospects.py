@@ -128,18 +128,20 @@ class Prospects:
 
     def _make(self, request: RequestView, view: SchedulerView) -> Prospect | None:
         times = self._estimates.of(request, view)
-        degrees = useful_degrees(times.step_s, self._num_able[request.model])
+        # Components of workflows can come to any rank.
+        num_able = self._num_able[request.model] if request.parts is None else self._num_ranks
+        degrees = useful_degrees(times.step_s, num_able)
         if not degrees:
             return None
         num_steps, after_s = request.tasks_left.get(TaskKind.DENOISE, 0), times.around_s(request)
         free_s, num_held = -math.inf, 0
         if request.running and request.last_layout:
             free_s, num_held = _free_s(request.last_layout, view), len(request.last_layout.ranks)
-            kind = next(kind for kind in TaskKind if request.tasks_left.get(kind))
-            if kind is TaskKind.DENOISE:
-                num_steps -= 1
+            part = _next_part(request)
+            if part in times.other_s:
+                after_s -= times.other_s[part]
             else:
-                after_s -= times.other_s[kind]
+                num_steps -= 1
         return Prospect(
             request=request,
             times=times,
@@ -152,6 +154,13 @@ class Prospects:
             free_s=free_s,
             num_held=num_held,
         )
+
+
+def _next_part(request: RequestView) -> TaskKind | tuple[str, TaskKind]:
+    """What it runs now, or one of several."""
+    if request.parts is not None:
+        return next(part for part, count in request.parts.items() if count)
+    return next(kind for kind in TaskKind if request.tasks_left.get(kind))
 
 
 def _weight(priority: int) -> float:

@@ -11,7 +11,10 @@ from typing import Literal, NamedTuple
 
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
 from gfdit.policies._batches import join, to_prepare
+from gfdit.core.components import Load
+from gfdit.core.policy.placing import Placer
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
+from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._wide import useful_times
@@ -73,7 +76,9 @@ class Triage:
     batching: bool = True
     name = "triage"
     run_ahead = True
+    places_components = True
     queue_order = "deadline"
+    _placer: Placer = field(default_factory=Placer, init=False, repr=False)
     _prospects: Prospects = field(init=False, repr=False)
     _queue: ShadowQueue = field(default_factory=ShadowQueue, init=False, repr=False)
 
@@ -117,7 +122,7 @@ class Triage:
             most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
             if spec.size > most:
-                if self.waiting and _is_worth_waiting(prospect, spec.size - most, view):
+                if self.waiting and _is_worth_waiting(prospect, task, spec.size - most, view):
                     break  # the ranks that are left are for this one
                 spec = max([s for s in prospect.specs if s.size <= most], key=attrgetter("size"), default=spec)
             if spec.size <= most:
@@ -135,7 +140,20 @@ class Triage:
         for start in starts:
             if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
                 dispatches.append(Dispatch((start.task.id, *guests.get(start.task.id, ())), layout))
-        return Decision(tuple(dispatches))
+        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, free, view))
+
+    def _loads(
+        self, ready: Sequence[Prospect], dispatches: Sequence[Dispatch], free: FreeRanks, view: SchedulerView
+    ) -> tuple[Load, ...]:
+        """6. *What is loaded*: on ranks that are left, what those who wait would otherwise wait longer for."""
+        if not view.components:
+            return ()
+        self._placer.note(view)
+        begun = {name for dispatch in dispatches for name in dispatch.tasks}
+        order = {prospect.request.id: (prospect.due_s, prospect.shortness) for prospect in ready}
+        waiting = [task for task in view.ready if task.id not in begun and task.request_id in order]
+        waiting.sort(key=lambda task: order[task.request_id])
+        return tuple(worthwhile_loads(waiting, free, view, self._placer))
 
     def _in_turn(
         self,
@@ -221,11 +239,11 @@ def _further(
             yield Start(task, prospects[name], spec)
 
 
-def _is_worth_waiting(prospect: Prospect, num_lacking: int, view: SchedulerView) -> bool:
+def _is_worth_waiting(prospect: Prospect, task: TaskView, num_lacking: int, view: SchedulerView) -> bool:
     """Whether a kept request is in time if it waits for the ranks that it lacks for the degree it needs."""
     if not prospect.kept:
         return False
-    model = prospect.request.model
+    model = task.model
     ends_s = sorted([r.busy_until_s for r in view.ranks if r.busy_until_s is not None and model in r.resident])
     return num_lacking <= len(ends_s) and ends_s[num_lacking - 1] <= prospect.latest_start_s
 

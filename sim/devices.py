@@ -8,6 +8,9 @@ from gfdit.core import commands as cmd
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import Slowness
 
+LAST_PART = 0.05
+"""The share of a task that follows on the last part of a deferred input: one block of twenty."""
+
 
 class Execution(Struct, gc=False):
     """A dispatch on its ranks; ``start_s`` is in the future while it waits for copies.
@@ -51,14 +54,29 @@ class Devices:
         self._copies[command.migration_id] = copy
         return copy
 
+    def stream(self, command: cmd.Migrate, now_s: float) -> Copy:
+        """Parts go as they are made: the last one when the task ends that makes them, or at once if it has."""
+        end_s = now_s + self._options.dispatch_latency_s
+        for execution in self._executions.values():
+            if any([command.artifact in task.outputs for task in execution.command.tasks]):
+                end_s = max(end_s, execution.end_s)
+        copy = self._copies[command.migration_id] = Copy(command, now_s, end_s)
+        return copy
+
     def execute(self, command: cmd.RunTask, seconds: float, now_s: float) -> Execution:
         """``seconds`` at full speed, once its copies are there and what it is queued behind has ended."""
         start_s = now_s + self._options.dispatch_latency_s
         if (before := self._before(command)) is not None:
             start_s = max(start_s, before.end_s)
+        streamed_s = start_s
         for migration in command.migrations:
-            start_s = max(start_s, self._copies[migration.migration_id].end_s)
-        end_s = start_s + seconds
+            arrival_s = self._copies[migration.migration_id].end_s
+            if migration.streamed:
+                streamed_s = max(streamed_s, arrival_s)
+            else:
+                start_s = max(start_s, arrival_s)
+        # What comes last is used last: then this much of the task is still to do.
+        end_s = max(start_s + seconds, streamed_s + seconds * LAST_PART)
         if self._options.slow_ranks:
             end_s = self._slowness.end_s(start_s, seconds, command.layout.ranks)
             seconds = end_s - start_s

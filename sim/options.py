@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gfdit.core.components import Component
 from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
 
@@ -15,8 +16,9 @@ class SimulationOptions:
 
     A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 the next one may have been queued
     behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping after every
-    event, not only at the end. Without ``memory`` everything fits. Raises ``ValueError`` for numbers out of range
-    and ranks that do not exist.
+    event, not only at the end. Without ``memory`` everything fits. Of workflows, ``component_bytes`` of their
+    ``components`` fit on a rank; of a component in ``component_failures`` that many loads fail at first. Raises
+    ``ValueError`` for numbers out of range and ranks that do not exist.
     """
 
     num_ranks: int
@@ -28,6 +30,9 @@ class SimulationOptions:
     failures: tuple[RankFailure, ...] = ()
     slow_ranks: tuple[SlowRank, ...] = ()
     memory: DeviceMemory | None = None
+    components: tuple[Component, ...] = ()
+    component_bytes: int | None = None
+    component_failures: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

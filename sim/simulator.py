@@ -12,9 +12,11 @@ from enum import StrEnum
 from statistics import NormalDist
 from typing import Any
 
-from gfdit.core import ControlPlane, Policy, RankRecord
+from gfdit.core import ControlPlane, Policy, RankRecord, Request, TaskGraph
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
+from gfdit.core.components import Component
+from gfdit.core.control.residency import Residency
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.tasks import artifact_kind
@@ -81,6 +83,8 @@ class SimulationRun:
     requests: list[SimulatedRequest]
     num_tasks: int = 0
     num_migrations: int = 0
+    num_loads: int = 0
+    loaded_bytes: int = 0
     first_start_s: float = math.inf
     last_end_s: float = -math.inf
     faults: list[str] = field(default_factory=list)
@@ -93,18 +97,39 @@ class Simulator:
     """
 
     def __init__(
-        self, policy: Policy, table: CostTable, trace: Sequence[TraceRequest], options: SimulationOptions
+        self,
+        policy: Policy,
+        table: CostTable,
+        trace: Sequence[TraceRequest],
+        options: SimulationOptions,
+        workflows: Callable[[Request], TaskGraph] | None = None,
     ) -> None:
+        """``workflows`` makes the graph of a request, whose ``model`` is then a workflow's name."""
         self._options = options
         self._timeline: TimelineWriter | None = None
         # The control plane corrects its model by what it measures; true times stay as they are.
         self._true_cost = TableCostModel(table)
-        self._graphs = GraphBuilder(self._true_cost, options.num_ranks)
-        for request in trace:
-            self._graphs.check(request.request())
-        models = frozenset(request.model for request in trace)
-        ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
-        self._control = ControlPlane(policy, ranks, TableCostModel(table), run_ahead=options.run_ahead)
+        self._components = {one.name: one for one in options.components}
+        self._failing = dict(options.component_failures)
+        if workflows is None:
+            graphs = GraphBuilder(self._true_cost, options.num_ranks)
+            for request in trace:
+                graphs.check(request.request())
+            self._build = graphs.build
+            models = frozenset(request.model for request in trace)
+            ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
+        else:
+            self._build = workflows
+            held = Residency(options.components, options.component_bytes)
+            ranks = [RankRecord(rank, held.initial(rank)) for rank in range(options.num_ranks)]
+        self._control = ControlPlane(
+            policy,
+            ranks,
+            TableCostModel(table),
+            run_ahead=options.run_ahead,
+            components=options.components,
+            component_bytes=options.component_bytes,
+        )
         self._looks_ahead = options.run_ahead > 0
         self._devices = Devices(options)
         self._lost: set[int] = set()
@@ -119,6 +144,7 @@ class Simulator:
         self._emitters: dict[type, Callable[[Any], None]] = {
             cmd.RunTask: self._run_task,
             cmd.WithdrawTask: self._withdraw,
+            cmd.LoadComponent: self._load,
             cmd.Migrate: self._migrate,
             cmd.FreeArtifacts: lambda command: None,
             cmd.ResetEdges: self._reset_edges,
@@ -172,7 +198,7 @@ class Simulator:
     def _arrive(self, line: TraceRequest) -> None:
         self._num_wake_ups = 0
         request = line.request()
-        self._tell(ev.RequestArrived(request, self._graphs.build(request)))
+        self._tell(ev.RequestArrived(request, self._build(request)))
 
     def _finish(self, execution: Execution) -> None:
         if not self._devices.finish(execution):
@@ -244,8 +270,32 @@ class Simulator:
         self._wake_at_s = command.at_s
         self._at(command.at_s, self._wake, command.at_s)
 
+    def _load(self, command: cmd.LoadComponent) -> None:
+        """Dropping what is evicted takes no time."""
+        component = self._components[command.component]
+        self._result.num_loads += 1
+        self._result.loaded_bytes += component.num_bytes
+        end_s = self._now_s + self._options.dispatch_latency_s + component.load_s
+        self._at(end_s, self._end_load, (command, component))
+
+    def _end_load(self, what: tuple[cmd.LoadComponent, Component]) -> None:
+        command, component = what
+        if command.rank in self._lost:
+            return
+        self._num_wake_ups = 0
+        if self._failing.get(component.name, 0) > 0:
+            self._failing[component.name] -= 1
+            self._tell(ev.ComponentLoaded(command.load_id, command.rank, error="simulated"))
+        else:
+            loaded = ev.ComponentLoaded(command.load_id, command.rank, component.load_s, component.num_bytes)
+            self._tell(loaded)
+
     def _migrate(self, command: cmd.Migrate) -> None:
         self._result.num_migrations += 1
+        if command.streamed:
+            stream = self._devices.stream(command, self._now_s)
+            self._at(stream.end_s, self._finish_copy, stream)
+            return
         request = self._control.state.requests[command.request_id].request
         seconds = self._true_cost.copy_s(
             request.model,

@@ -43,6 +43,7 @@ class DeadlineAdmission:
         self.queue_order: QueueOrder = getattr(policy, "queue_order", "arrival")
         self.run_ahead = getattr(policy, "run_ahead", False)
         self.sees_memory = getattr(policy, "sees_memory", False)
+        self.places_components = getattr(policy, "places_components", False)
         self._share: float = getattr(policy, "deadline_share", 1.0)
         self._policy = policy
         self._estimates = Estimates()
@@ -55,7 +56,7 @@ class DeadlineAdmission:
         if request.deadline_s is None:
             return Admission.accept()
         allowed_s = max(0.0, request.deadline_s - view.now_s)
-        idle = self._idle(request.model, view)
+        idle = self._idle(request, view)
         alone_s, _ = idle.best(request, self._estimates.of(request, view), allowed_s)
         if alone_s > allowed_s:
             return Admission.reject(
@@ -64,7 +65,7 @@ class DeadlineAdmission:
         others = sorted(view.requests.values(), key=lambda other: self._place(other, view))
         place = self._place(request, view)
         num_ahead = sum(self._place(other, view) <= place for other in others)
-        line = self._idle(request.model, view)
+        line = self._idle(request, view)
         for other in others[:num_ahead]:
             self._serve(line, other, view)
         behind_s, spec = line.best(request, self._estimates.of(request, view), allowed_s)
@@ -104,11 +105,13 @@ class DeadlineAdmission:
         return line.serve(narrowest, self._left_s(request, view))
 
     def _can_be_in_time(self, request: RequestView, allowed_s: float, view: SchedulerView) -> bool:
-        idle = self._idle(request.model, view)
+        idle = self._idle(request, view)
         return idle.best(request, self._estimates.of(request, view), allowed_s)[0] <= allowed_s
 
-    def _idle(self, model: str, view: SchedulerView) -> _Line:
-        return _Line([0.0 for rank in view.ranks if model in rank.resident], self._share)
+    def _idle(self, request: RequestView, view: SchedulerView) -> _Line:
+        """Components of workflows can come to any rank."""
+        able = [rank for rank in view.ranks if request.parts is not None or request.model in rank.resident]
+        return _Line([0.0 for _ in able], self._share)
 
 
 class _Line:
