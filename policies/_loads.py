@@ -13,7 +13,7 @@ from gfdit.core.policy.placing import Placer
 def worthwhile_loads(
     waiting: Iterable[TaskView], idle: Iterable[RankView], view: SchedulerView, placer: Placer
 ) -> Iterator[Load]:
-    """For tasks that wait, in order: a load where that is sooner done than a rank comes free that has the component.
+    """For tasks that wait, in order: a load where that is done sooner than a rank with the component comes free.
 
     What has to be dropped counts with the time to load it again, if somebody wants it. A component that is on no
     rank is loaded in any case. Of the ranks that are possible that is taken which loses least.

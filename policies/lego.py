@@ -1,4 +1,4 @@
-"""LegoDiffusion's scheduler: the oldest task of any workflow first, on the ranks where it costs least (section 5)."""
+"""LegoDiffusion's scheduler: the oldest task of any workflow first, where it costs least (paper, section 5)."""
 
 from __future__ import annotations
 

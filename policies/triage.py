@@ -10,9 +10,9 @@ from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
-from gfdit.policies._batches import join, to_prepare
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
+from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, set_dues
 from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects

@@ -115,7 +115,7 @@ class Simulator:
             graphs = GraphBuilder(self._true_cost, options.num_ranks)
             for request in trace:
                 graphs.check(request.request())
-            self._build = graphs.build
+            self._build: Callable[[Request], TaskGraph] = graphs.build
             models = frozenset(request.model for request in trace)
             ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
         else:

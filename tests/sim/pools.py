@@ -45,11 +45,21 @@ def cost_table() -> CostTable:
 
 
 def graph(request: Request, num_nets: int) -> TaskGraph:
-    name, tasks = request.id, []
+    name = request.id
+    tasks: list[Task] = []
 
-    def add(task: str, kind: TaskKind, component: str, inputs: Sequence[str], outputs: Sequence[str], step: int = 0,
-            deferred: Sequence[str] = ()) -> None:  # fmt: skip
-        of = lambda names: tuple(f"{name}/{one}" for one in names)  # noqa: E731
+    def of(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"{name}/{one}" for one in names)
+
+    def add(
+        task: str,
+        kind: TaskKind,
+        component: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        step: int = 0,
+        deferred: Sequence[str] = (),
+    ) -> None:
         specs = _DEGREES if kind is TaskKind.DENOISE else _DEGREES[:1]
         tasks.append(
             Task(f"{name}/{task}", name, kind, step, of(inputs), of(outputs), specs, of(deferred), component, task)
@@ -61,8 +71,8 @@ def graph(request: Request, num_nets: int) -> TaskGraph:
         residuals = [f"residuals-{net}/{step}" for net in range(num_nets)]
         for net, made in enumerate(residuals):
             add(f"net-{net}/{step}", TaskKind.CONTROL, NETS[net], ("embeds", f"latents/{step}"), (made,), step)
-        inputs, made = ("embeds", f"latents/{step}"), (f"latents/{step + 1}",)
-        add(f"base/{step}", TaskKind.DENOISE, BASE, inputs, made, step, residuals)
+        inputs, latents = ("embeds", f"latents/{step}"), (f"latents/{step + 1}",)
+        add(f"base/{step}", TaskKind.DENOISE, BASE, inputs, latents, step, residuals)
     add("decode", TaskKind.DECODE, VAE, (f"latents/{request.num_steps}",), ())
     return TaskGraph(name, tuple(tasks))
 
