@@ -29,8 +29,8 @@ class Migrate(_Command, frozen=True, gc=False):
     layout those that hold some of the artifact do. ``view`` is what it consists of. With ``keep`` it is a copy to
     fall back on: no task waits for it, and its source may have dropped the artifact before.
 
-    With ``streamed`` the first of ``ranks``, which makes the artifact at the time, sends each part of it to the
-    others as soon as it is there, for a task that reads it on its way: it is theirs for that task alone.
+    With ``streamed``, the dispatch that makes the artifact at the time, the first of ``ranks`` sends each part of
+    it to the others as soon as it is there, for a task that reads it on its way: it is theirs for that task alone.
     """
 
     migration_id: int
@@ -42,7 +42,7 @@ class Migrate(_Command, frozen=True, gc=False):
     held: tuple[tuple[int, ExecutionLayout], ...] = ()
     view: ArtifactView = UNKNOWN
     keep: bool = False
-    streamed: bool = False
+    streamed: int = 0
 
     @property
     def num_copies(self) -> int:

@@ -179,13 +179,14 @@ class Reconnected(_Event, frozen=True, gc=False):
 
     ``requests`` are alive. ``holdings`` are, by rank that is there, what it holds of artifacts: name, layout under
     which it has its part, and what the artifact consists of. No edge has been in ``generation`` yet. Requests in
-    ``started`` have left the queue already.
+    ``started`` have left the queue already. ``resident`` are the components that ranks have loaded.
     """
 
     requests: tuple[tuple[Request, TaskGraph], ...]
     holdings: tuple[tuple[int, tuple[tuple[str, ExecutionLayout, ArtifactView], ...]], ...]
     generation: int
     started: tuple[str, ...] = ()
+    resident: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
 class WakeUp(_Event, frozen=True, gc=False):

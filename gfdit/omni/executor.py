@@ -42,6 +42,7 @@ from gfdit.omni.warm_up import Item, WarmUp, WarmUpRun
 from gfdit.runtime.executor import Results, TaskError
 from gfdit.runtime.host_memory import FreedMemory
 from gfdit.runtime.messages import Holding
+from gfdit.runtime.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class WorkerPayload:
 
 class OmniExecutor:
     """See :class:`gfdit.runtime.executor.TaskExecutor` for the contract."""
+
+    streams: Streams
 
     def __init__(self, rank: int, comm: GroupFreeComm, payload: WorkerPayload) -> None:
         od_config = payload.od_config
@@ -239,6 +242,14 @@ class OmniExecutor:
         ones = torch.ones(64, 64, device=self.device)
         if float((ones @ ones).sum()) != 64.0**3:
             raise RuntimeError("the device computes wrong numbers")
+
+    # Components
+
+    def load_component(self, name: str, evict: tuple[str, ...]) -> int:
+        raise TaskError(f"{name} cannot be loaded: this server has one model, which is there")
+
+    def resident(self) -> tuple[str, ...]:
+        return ()
 
     # Calls
 

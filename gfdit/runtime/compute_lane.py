@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from gfdit.comm import CommError, GroupFreeComm
 from gfdit.core.artifacts.views import ArtifactView
-from gfdit.core.commands import ProbeRank, ResetEdges, RunTask
+from gfdit.core.commands import LoadComponent, ProbeRank, ResetEdges, RunTask
 from gfdit.core.events import (
+    ComponentLoaded,
     EdgesReset,
     MemoryMeasured,
     MemoryUse,
@@ -66,6 +68,7 @@ class ComputeLane:
         self._incarnation = incarnation
         self._inbox = inbox
         self._migration = migration
+        self.streams = executor.streams = migration.streams
         self._claims = claims
         self._monitor = monitor
         self._payloads: dict[str, bytes] = {}
@@ -87,6 +90,9 @@ class ComputeLane:
                     case ResetEdges():
                         if message.reset_id >= self._inbox.first_id:
                             self._reset_edges(message)
+                    case LoadComponent():
+                        if message.load_id >= self._inbox.first_id:
+                            self._load(message)
                     case ProbeRank(probe_id):
                         self._monitor.drain()
                         self.reports.tell(RankProbed(probe_id, self.rank, self._probe()))
@@ -145,9 +151,11 @@ class ComputeLane:
     def _run(self, command: RunTask) -> None:
         work = TaskWork(self, command)
         payloads, self._payloads = self._payloads, {}
+        moves = [move for move in command.migrations if self.rank in move.ranks]
+        reads = {move.artifact: move.streamed for move in moves if move.streamed}
+        self.streams.begin(command.dispatch_id, tuple(work.outputs), reads)
         try:
-            own = [move.migration_id for move in command.migrations if self.rank in move.ranks]
-            self._migration.wait_for(own)
+            self._migration.wait_for([move.migration_id for move in moves if not move.streamed])
         except Exception as error:
             work.fail(error)
         self._monitor.begin(work)
@@ -160,7 +168,22 @@ class ComputeLane:
                     work.views = self.executor.output_views(command.tasks)
             except Exception as error:
                 work.fail(error)
+        work.stalled_s = self.streams.stalled_s
+        self.streams.end("" if work.error is None else "its task has failed")
         self._monitor.end(work)
+
+    def _load(self, command: LoadComponent) -> None:
+        """Nothing uses what is dropped: no task of this rank is under way."""
+        self._monitor.drain()
+        start_s, num_bytes, error = time.monotonic(), 0, ""
+        try:
+            num_bytes = self.executor.load_component(command.component, command.evict)
+        except Exception as failure:
+            logger.exception("rank %d cannot load %s", self.rank, command.component)
+            error = f"{type(failure).__name__}: {failure}"
+            forget_frames(failure)
+        seconds = time.monotonic() - start_s
+        self.reports.tell(ComponentLoaded(command.load_id, self.rank, seconds, num_bytes, error))
 
     def _reset_edges(self, command: ResetEdges) -> None:
         self._monitor.drain()
@@ -193,7 +216,8 @@ class ComputeLane:
         unsound = [one.artifact for one in held if not self.made_by.is_sound(one.artifact)]
         self.executor.free(self.made_by.forget(unsound))  # nobody would, of what is not told
         sound = tuple(one for one in held if one.artifact not in unsound)
-        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation))
+        resident = self.executor.resident()
+        self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation, resident))
         self._num_points = 0
         self._tell_memory()
 
@@ -215,6 +239,7 @@ class TaskWork:
         self.outputs = [name for task in command.tasks for name in task.outputs]
         self._lane = lane
         self._command = command
+        self.stalled_s = 0.0  # it waited for what is streamed: that is none of its own time
         self._num_failures = lane.comm.num_failures
         self._started_s = self._dispatched_s = 0.0
 
@@ -276,7 +301,7 @@ class TaskWork:
     def _tell(self, at_s: float) -> None:
         lane, command = self._lane, self._command
         if self.error is None:
-            seconds = at_s - self._started_s
+            seconds = max(0.0, at_s - self._started_s - self.stalled_s)
             lane.reports.tell(
                 TaskFinished(
                     command.dispatch_id, lane.rank, seconds, self.views, self._dispatched_s, at_s, self.memory

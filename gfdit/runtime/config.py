@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from gfdit.core.components import Component
+
 
 def make_run_dir(prefix: str = "gfdit-") -> Path:
     """A new folder for what the processes share; in memory where possible, since tasks wait for what is in it."""
@@ -16,19 +18,21 @@ def make_run_dir(prefix: str = "gfdit-") -> Path:
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``run_dir`` holds the sockets. ``worker`` is ``module:function``, called in each worker process as
-    ``function(rank, comm, payload) -> TaskExecutor`` with the bytes of ``worker_payload_path``. A worker that
-    ends, is silent for ``heartbeat_timeout_s`` or is stuck in a task (for ``task_timeout_s``, see
-    :mod:`gfdit.runtime.time_limits`) is replaced if ``restart_workers``, but not after ``max_restarts`` in a row
-    that never became ready. ``incarnation`` counts the processes of a worker's rank, ``epoch`` those that have
-    been the control process: one that ends, or is silent for ``control_timeout_s`` and as long as a policy may
-    think, is replaced, but not after ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is
-    done without.
+    """``run_dir`` holds the sockets. ``model`` is on all ranks; of workflows ``components`` are. ``worker`` is
+    ``module:function``, called in each worker process as ``function(rank, comm, payload) -> TaskExecutor``
+    with the bytes of ``worker_payload_path``. A worker that ends, is silent for ``heartbeat_timeout_s`` or is
+    stuck in a task (for ``task_timeout_s``, see :mod:`gfdit.runtime.time_limits`) is replaced if
+    ``restart_workers``, but not after ``max_restarts`` in a row that never became ready. ``incarnation``
+    counts the processes of a worker's rank, ``epoch`` those that have been the control process: one that ends,
+    or is silent for ``control_timeout_s`` and as long as a policy may think, is replaced, but not after
+    ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is done without.
     """
 
     run_dir: str
     num_ranks: int
     model: str
+    components: list[Component] = []
+    component_bytes: int | None = None
     policy: str
     policy_args: dict[str, str] = {}
     admission: str = "none"

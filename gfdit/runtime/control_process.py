@@ -98,6 +98,7 @@ class ControlProcess:
             cmd.FreeArtifacts: lambda c: port.send("migration", c.ranks, c),
             cmd.ResetEdges: lambda c: port.send(c.lane, c.ranks, c),
             cmd.ProbeRank: self._send_probe,
+            cmd.LoadComponent: self._send_load,
             cmd.RestartRank: self._restarts.append,
             cmd.StartRequest: port.tell,
             cmd.CompleteRequest: self._send_end,
@@ -210,6 +211,7 @@ class ControlProcess:
                 ),
                 self._generation,
                 told.started,
+                tuple((rank, ready[rank].resident) for rank in sorted(ready) if ready[rank].resident),
             )
         )
         logger.warning(
@@ -398,6 +400,9 @@ class ControlProcess:
                 if probe_id >= self.config.first_id:
                     self._owing.pop(rank, None)
                 self._feed(message)
+            case ev.ComponentLoaded(load_id, rank):
+                self._limits.loaded(rank, load_id)
+                self._feed(message)
             case msg.TaskSkipped(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
             case msg.CallReply(call_id, rank, ok, value):
@@ -456,6 +461,10 @@ class ControlProcess:
     def _send_probe(self, command: cmd.ProbeRank) -> None:
         """It stands behind what the rank has, which may wait for a peer, until that fails by itself."""
         self._owing[command.rank] = self._clock() + self.config.task_timeout_s + self.config.comm_timeout_s
+        self._port.send("compute", (command.rank,), command)
+
+    def _send_load(self, command: cmd.LoadComponent) -> None:
+        self._limits.loading(command.rank, command.load_id, command.component)
         self._port.send("compute", (command.rank,), command)
 
     def _send_migrate(self, command: cmd.Migrate) -> None:

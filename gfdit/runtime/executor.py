@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Task
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime.messages import Holding
+
+if TYPE_CHECKING:
+    from gfdit.runtime.streams import Streams
 
 Results = Callable[[], dict[str, bytes]]
 """Called on any thread once the device is done: results by request id, from the task that makes no artifact."""
@@ -27,6 +30,8 @@ class TaskExecutor(Protocol):
     """
 
     device: torch.device
+    #: What is read while it is made; the lanes set it.
+    streams: Streams
 
     def execute(self, tasks: tuple[Task, ...], layout: ExecutionLayout, payloads: Mapping[str, bytes]) -> Results:
         """Launch one dispatch and keep its artifacts, without waiting for the device where it works by itself."""
@@ -71,6 +76,17 @@ class TaskExecutor(Protocol):
 
     def probe(self) -> None:
         """Raise unless this rank can still do its work; called after a task of it has failed."""
+        ...
+
+    def load_component(self, name: str, evict: tuple[str, ...]) -> int:
+        """Drop ``evict`` and load ``name``; returns its bytes. On the compute thread.
+
+        Whatever it raises, what was to be dropped is gone.
+        """
+        ...
+
+    def resident(self) -> tuple[str, ...]:
+        """The components that are loaded. On the compute thread."""
         ...
 
     def call(self, method: str, payload: bytes) -> bytes:

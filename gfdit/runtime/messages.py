@@ -19,6 +19,7 @@ from gfdit.core.commands import (
     FailRequest,
     FreeArtifacts,
     Lane,
+    LoadComponent,
     Migrate,
     ProbeRank,
     RejectRequest,
@@ -27,6 +28,7 @@ from gfdit.core.commands import (
     StartRequest,
 )
 from gfdit.core.events import (
+    ComponentLoaded,
     EdgesReset,
     MemoryMeasured,
     MigrationFinished,
@@ -162,7 +164,7 @@ class PeerLost(Message, frozen=True):
     generations: dict[Lane, int]
 
 
-ComputeMessage = Payloads | RunTask | ResetEdges | ProbeRank | Call | Reconnect | Stop
+ComputeMessage = Payloads | RunTask | LoadComponent | ResetEdges | ProbeRank | Call | Reconnect | Stop
 MigrationMessage = Migrate | FreeArtifacts | ResetEdges | Reconnect | Stop
 WatchMessage = PeerLost | Reconnect
 
@@ -181,8 +183,8 @@ class Holding(Message, frozen=True, tag=False):
 class WorkerReady(Message, frozen=True):
     """The model is loaded. ``incarnation`` as in :class:`~gfdit.runtime.config.RuntimeConfig`.
 
-    In answer to :class:`Reconnect`, whose ``first_id`` it repeats, also what it holds, and the highest
-    ``generation`` of its edges.
+    In answer to :class:`Reconnect`, whose ``first_id`` it repeats, also what it holds, the highest ``generation``
+    of its edges, and the components that are loaded.
     """
 
     rank: int
@@ -190,6 +192,7 @@ class WorkerReady(Message, frozen=True):
     first_id: int = 0
     holdings: tuple[Holding, ...] = ()
     generation: int = 0
+    resident: tuple[str, ...] = ()
 
 
 class Heartbeat(Message, frozen=True):
@@ -220,7 +223,7 @@ class WorkerFailed(Message, frozen=True):
 
 
 TaskEvent = TaskStarted | TaskDispatched | TaskDelivering | TaskFinished | TaskFailed
-WorkerEvent = TaskEvent | MemoryMeasured | MigrationFinished | EdgesReset | RankProbed
+WorkerEvent = TaskEvent | MemoryMeasured | MigrationFinished | EdgesReset | RankProbed | ComponentLoaded
 WorkerMessage = WorkerEvent | WorkerReady | Heartbeat | TaskSkipped | CallReply | WorkerFailed
 
 

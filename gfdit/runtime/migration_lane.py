@@ -26,6 +26,7 @@ from gfdit.runtime import messages as msg
 from gfdit.runtime.executor import PeerError, TaskError, TaskExecutor
 from gfdit.runtime.made_by import MadeBy
 from gfdit.runtime.sockets import Inbox, Reports
+from gfdit.runtime.streams import Streams
 
 logger = logging.getLogger("gfdit.worker")
 
@@ -48,6 +49,7 @@ class MigrationLane:
         clock: Callable[[], float] = time.monotonic,
         changed: threading.Condition | None = None,
         staging: Staging | None = None,
+        streams: Streams | None = None,
     ) -> None:
         """``timeout_s`` bounds every wait for a copy. ``changed``: what those who wait are woken by. ``staging``:
         memory for copies, by default allocated for each."""
@@ -61,6 +63,7 @@ class MigrationLane:
         self._clock = clock
         self._changed = changed or threading.Condition()
         self._staging = staging
+        self.streams = streams or Streams(timeout_s, clock, changed)
         self._finished: dict[int, TaskError | None] = {}  # by migration id; None when the copy is done
         self._generation = 0  # the highest of an edge of this lane
         self._reconnected = 0  # the first number of the control process that it last heard of
@@ -115,7 +118,9 @@ class MigrationLane:
                         self._move(message)
                 case FreeArtifacts():
                     if message.before >= self._inbox.first_id:
-                        self._executor.free(self.made_by.forget(message.artifacts, message.before))
+                        freed = self.made_by.forget(message.artifacts, message.before)
+                        self._executor.free(freed)
+                        self.streams.forget(freed)
                 case ResetEdges():
                     if message.reset_id >= self._inbox.first_id:
                         self._generation = max(self._generation, reset_edges(self._comm, message))
@@ -133,13 +138,17 @@ class MigrationLane:
         started_s = self._clock()
         num_bytes, error = 0, None
         try:
-            arrived = migrate(
-                self._comm,
-                command,
-                lambda: executor.export_artifact(command.artifact),
-                executor.device,
-                self._staging,
-            )
+            arrived = None
+            if command.streamed:
+                num_bytes = self.streams.move(self._comm, command)
+            else:
+                arrived = migrate(
+                    self._comm,
+                    command,
+                    lambda: executor.export_artifact(command.artifact),
+                    executor.device,
+                    self._staging,
+                )
             if arrived is not None:
                 if self.made_by.accepts(command.artifact, command.migration_id):
                     executor.import_artifact(command.artifact, arrived.parts, command.view)
@@ -147,10 +156,14 @@ class MigrationLane:
         except MigrationError as failure:
             # What is not there was lost with an earlier copy.
             error = PeerError(str(failure)) if failure.missing else TaskError(str(failure))
+        except PeerError as failure:
+            error = failure
         except CommError as failure:
             self._comm.abort(command.ranks)
             error = PeerError(f"a copy of {command.artifact} broke: {failure}")
-        if self.rank in command.target.ranks and not command.keep:  # nobody else has a task that waits for it
+        if self.rank in command.target.ranks and not (
+            command.keep or command.streamed
+        ):  # nobody else has a task that waits for it
             with self._changed:
                 self._finished[command.migration_id] = error
                 self._changed.notify_all()

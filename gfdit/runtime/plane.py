@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from gfdit.core import ControlPlane, Policy, RankRecord
+from gfdit.core.control.residency import Residency
 from gfdit.core.cost import CostModel
 from gfdit.core.cost.table import CostTable, NominalCostModel, TableCostModel
 from gfdit.core.policy.fallback import FirstComeFirstServed
@@ -29,10 +30,14 @@ def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
 
 def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[Plane]) -> Plane:
     """One with these parts; ``kind`` is the control plane, or a subclass that looks on."""
+    held = Residency(config.components, config.component_bytes)
+    there = [held.initial(rank) if config.components else {config.model} for rank in range(config.num_ranks)]
     return kind(
         policy,
-        [RankRecord(rank, frozenset({config.model})) for rank in range(config.num_ranks)],
+        [RankRecord(rank, frozenset(names)) for rank, names in enumerate(there)],
         cost,
+        components=config.components,
+        component_bytes=config.component_bytes,
         run_ahead=config.run_ahead,
         max_retries=config.max_retries,
         checkpoint_every_steps=config.checkpoint_every_steps,

@@ -112,6 +112,15 @@ class TimeLimits:
         rank.tasks.pop(f"call {call_id}", None)
         rank.since_s = self._clock()
 
+    def loading(self, rank_id: int, load_id: int, component: str) -> None:
+        """A rank was told to load a component: as a call."""
+        self._expect(rank_id, f"load {load_id}", _Limit(f"the load of {component}", None))
+
+    def loaded(self, rank_id: int, load_id: int) -> None:
+        rank = self._ranks[rank_id]
+        rank.tasks.pop(f"load {load_id}", None)
+        rank.since_s = self._clock()
+
     def _expect(self, rank_id: int, name: int | str, limit: _Limit) -> None:
         rank = self._ranks[rank_id]
         if not rank.tasks:

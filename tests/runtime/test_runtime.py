@@ -45,6 +45,7 @@ class Runtime:
         policy: str = POLICY,
         model: str = "m",
         comm_timeout_s: float = 5,
+        executor: str = "tests.support.fake_executor",
         **config: Any,
     ) -> None:
         self.left = Leftovers(own_files=True)
@@ -58,10 +59,10 @@ class Runtime:
                 model=model,
                 policy=policy,
                 policy_timeout_s=0.3,
-                worker="tests.support.fake_executor:make_executor",
+                worker=f"{executor}:make_executor",
                 worker_payload_path=str(run_dir / "payload"),
                 start_method="forkserver",
-                preload=["tests.support.fake_executor"],
+                preload=[executor],
                 heap=self.heap.to_json(),
                 comm_timeout_s=comm_timeout_s,
                 **config,

@@ -24,6 +24,7 @@ from gfdit.migration.codec import FieldCodec, Sharding
 from gfdit.migration.parts import ArtifactParts
 from gfdit.runtime.executor import Results, TaskError
 from gfdit.runtime.messages import Holding
+from gfdit.runtime.streams import Streams
 
 # Branches, tokens, channels; 4 bytes an element, more than travels with the metadata.
 SHAPE = (2, 2049, 5)
@@ -169,6 +170,14 @@ class FakeExecutor:
             for name, layout in self.layouts.items()
             if layout is not None
         )
+
+    streams: Streams
+
+    def load_component(self, name: str, evict: tuple[str, ...]) -> int:
+        raise AssertionError("there are no components")
+
+    def resident(self) -> tuple[str, ...]:
+        return ()
 
     def probe(self) -> None:
         if self.faulty:

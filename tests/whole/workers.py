@@ -32,6 +32,7 @@ from gfdit.runtime.executor import PeerError, Results
 from gfdit.runtime.messages import Holding
 from gfdit.runtime.migration_lane import MigrationLane
 from gfdit.runtime.sockets import ORPHAN_GRACE_S
+from gfdit.runtime.streams import Streams
 from gfdit.runtime.watch import Watch
 from tests.whole.books import Operation
 from tests.whole.comm import SimulatedComm
@@ -89,6 +90,7 @@ class ModelExecutor:
     """A :class:`~gfdit.runtime.executor.TaskExecutor` without a model."""
 
     device = torch.device("cpu")
+    streams: Streams
 
     def __init__(self, worker: Worker, comm: SimulatedComm) -> None:
         self.store: dict[str, ArtifactParts] = {}
@@ -164,6 +166,12 @@ class ModelExecutor:
 
     def output_views(self, tasks: tuple[Task, ...]) -> tuple[tuple[str, ArtifactView], ...]:
         return tuple(view for task in tasks for view in self._worker.world.contents.to_report(task))
+
+    def load_component(self, name: str, evict: tuple[str, ...]) -> int:
+        raise AssertionError("there are no components")
+
+    def resident(self) -> tuple[str, ...]:
+        return ()
 
     def memory_use(self) -> MemoryUse | None:
         return None

@@ -51,10 +51,10 @@ class Holders:
         """The migration that brings ``name`` to ``layout`` part by part, while it is made on other ranks."""
         state = self._state
         running = [state.dispatches[dispatch_id] for dispatch_id in state.requests[task.request_id].running]
-        source = next(d.layout for d in running if any([name in maker.outputs for maker in d.tasks]))
-        ranks = (source.ranks[0], *layout.ranks)
-        held = ((source.ranks[0], source),)
-        return cmd.Migrate(state.new_id(), task.request_id, name, ranks, (), layout, held, streamed=True)
+        making = next(d for d in running if any([name in maker.outputs for maker in d.tasks]))
+        source = making.layout.ranks[0]
+        ranks, held = (source, *layout.ranks), ((source, making.layout),)
+        return cmd.Migrate(state.new_id(), task.request_id, name, ranks, (), layout, held, streamed=making.id)
 
     def last_reads(self, task: Task, before: tuple[Task, ...] = ()) -> list[str]:
         """The inputs of ``task`` that no other task has still to read once those ``before`` it have run.

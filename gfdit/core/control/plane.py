@@ -1047,6 +1047,8 @@ class ControlPlane:
         present = {rank for rank, _ in event.holdings}
         for rank in state.ranks.present.keys() - present:
             state.ranks.drop(rank)
+        for rank, components in event.resident:
+            state.ranks.note_resident(rank, frozenset(components))
         for request, graph in event.requests:
             record = state.new_record(request, graph)
             record.started = request.id in event.started

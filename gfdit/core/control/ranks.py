@@ -87,6 +87,11 @@ class RankPool:
             self._set_resident(rank, rank.resident | {component})
         self.release(rank_id)
 
+    def note_resident(self, rank_id: int, components: frozenset[str]) -> None:
+        """``rank_id``, which is free, has these."""
+        self._set_resident(self.present[rank_id], components)
+        self._show(rank_id, self._free_views[rank_id])
+
     def _set_resident(self, rank: RankRecord, resident: frozenset[str]) -> None:
         rank.resident = resident
         self._free_views[rank.id] = RankView(rank.id, None, None, resident, rank.node)
