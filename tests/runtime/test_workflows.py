@@ -34,7 +34,12 @@ class Pool(Runtime):
     def __init__(self, folder: Path, components: list[Component] = COMPONENTS, policy: str = "lego") -> None:
         payload = pickle.dumps(({one.name: one for one in components}, str(folder)))
         super().__init__(
-            payload, policy, components=components, component_bytes=7 * KIB, executor="tests.support.pool_executor"
+            payload,
+            policy,
+            comm_timeout_s=60,
+            components=components,
+            component_bytes=7 * KIB,
+            executor="tests.support.pool_executor",
         )
 
     def submit_nets(self, name: str, num_nets: int, part_s: float = 0.001) -> None:
