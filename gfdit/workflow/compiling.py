@@ -1,0 +1,245 @@
+"""From recorded nodes to task graphs and to the table of components (LegoDiffusion paper, section 4.2)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gfdit.core.components import Component
+from gfdit.core.tasks import Task, TaskGraph, TaskKind
+from gfdit.workflow.model import Model
+from gfdit.workflow.recording import Builder, Input, Node, Value, Workflow, WorkflowError
+
+REQUEST_INPUTS = "inputs"
+"""The artifact with what a request brings, for nodes that have others as well."""
+
+
+@dataclass(eq=False)
+class CompiledWorkflow:
+    """A recorded workflow, ready to make the tasks of a request.
+
+    Tasks are named after nodes, artifacts ``<node's model>.<output>/<step>``. A task without inputs gets what the
+    request brings itself; the first of these hands it on to nodes that need it later.
+    """
+
+    workflow: Workflow
+    nodes: dict[str, Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.name: node for node in self.workflow.nodes}
+        self._artifacts: dict[tuple[str, str], str] = {}  # by node and output
+        for node in self.workflow.nodes:
+            base, _, step = node.name.partition("/")
+            for name in node.model.outputs:
+                self._artifacts[node.name, name] = f"{base}.{name}/{step or 0}"
+        self._relays = any(not self._is_root(node) and node.request_inputs for node in self.workflow.nodes)
+        # Recorded in order, so that nothing is read before it is made.
+        self._first_root = next(node for node in self.workflow.nodes if self._is_root(node))
+
+    @property
+    def name(self) -> str:
+        return self.workflow.name
+
+    @property
+    def models(self) -> list[Model]:
+        """Each once, in the order of their first calls."""
+        return list({id(node.model): node.model for node in self.workflow.nodes}.values())
+
+    @property
+    def num_steps(self) -> int:
+        return sum(node.model.kind is TaskKind.DENOISE for node in self.workflow.nodes)
+
+    def artifact(self, value: Value) -> str:
+        """Without the request's name."""
+        return self._artifacts[value.node.name, value.port.name]
+
+    def outputs(self, node: Node) -> tuple[str, ...]:
+        """The artifacts that ``node`` makes, in the order of its outputs; none is made of the request's output."""
+        assert self.workflow.output is not None
+        if node is self.workflow.output.node:
+            return ()
+        made = [self._artifacts[node.name, name] for name in node.model.outputs]
+        return (*made, REQUEST_INPUTS) if self._relays and node is self._first_root else tuple(made)
+
+    def inputs(self, node: Node) -> tuple[str, ...]:
+        names = dict.fromkeys(self.artifact(value) for value in node.values(deferred=False))
+        if names and node.request_inputs:
+            names[REQUEST_INPUTS] = None
+        return tuple(names)
+
+    def graph(self, request_id: str, num_ranks: int, guided: bool) -> TaskGraph:
+        """Raises ``ValueError`` for what no order of tasks can serve."""
+
+        def named(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple([f"{request_id}/{name}" for name in names])
+
+        tasks = []
+        for node in self.workflow.nodes:
+            model = node.model
+            tasks.append(
+                Task(
+                    f"{request_id}/{node.name}",
+                    request_id,
+                    model.kind,
+                    node.step or 0,
+                    named(self.inputs(node)),
+                    named(self.outputs(node)),
+                    model.candidates(num_ranks, guided),
+                    named(dict.fromkeys(self.artifact(value) for value in node.values(deferred=True))),
+                    model.component,
+                    f"{self.name}:{self.workflow.steps}/{node.name}",
+                )
+            )
+        graph = TaskGraph(request_id, tuple(tasks))
+        graph.check()
+        return graph
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a request brings, with defaults. Raises ``ValueError`` naming the input and what is allowed."""
+        known = self.workflow.inputs
+        for name in values:
+            if name not in known:
+                raise ValueError(f"workflow {self.name} has no input {name!r}, inputs: {', '.join(known)}")
+        given = {}
+        for name, one in known.items():
+            if name not in values or values[name] is None:
+                if one.required:
+                    raise ValueError(f"workflow {self.name} needs the input {name!r} ({one.type.__name__})")
+                given[name] = one.default
+                continue
+            given[name] = _converted(values[name], one)
+        return given
+
+    def _is_root(self, node: Node) -> bool:
+        return not node.values(deferred=False) and not node.values(deferred=True)
+
+
+class Workflows:
+    """All workflows of a server, by name; recorded again for every number of steps that is asked for."""
+
+    def __init__(self, builders: Iterable[Builder]) -> None:
+        """Raises ``WorkflowError`` for two of one name."""
+        self._builders: dict[str, Builder] = {}
+        self._compiled: dict[tuple[str, int], CompiledWorkflow] = {}
+        for builder in builders:
+            if builder.name in self._builders:
+                raise WorkflowError(f"there are two workflows {builder.name}", builder.build(builder.steps).place)
+            self._builders[builder.name] = builder
+        if not self._builders:
+            raise ValueError("there is no workflow")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._builders)
+
+    def get(self, name: str, steps: int | None = None) -> CompiledWorkflow:
+        """Raises ``ValueError`` for a name that there is not."""
+        if (builder := self._builders.get(name)) is None:
+            raise ValueError(f"there is no workflow {name!r}, workflows: {', '.join(self._builders)}")
+        key = name, builder.steps if steps is None else steps
+        if key not in self._compiled:
+            self._compiled[key] = CompiledWorkflow(builder.build(key[1]))
+        return self._compiled[key]
+
+    def node(self, name: str) -> tuple[CompiledWorkflow, Node]:
+        """The node of a task, by its ``node``."""
+        of, _, node = name.partition("/")
+        workflow, _, steps = of.rpartition(":")
+        compiled = self.get(workflow, int(steps))
+        return compiled, compiled.nodes[node]
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """One by component; what is said of any of those that share it counts."""
+        found: dict[str, Model] = {}
+        for name in self._builders:
+            for model in self.get(name).models:
+                found.setdefault(model.component, model)
+        return found
+
+    def users(self, component: str) -> list[str]:
+        """Workflows that need ``component``."""
+        return [name for name in self._builders if any(m.component == component for m in self.get(name).models)]
+
+    def components(
+        self, num_bytes: Mapping[str, int], load_s: Mapping[str, float] | None = None
+    ) -> list[Component]:
+        """Raises ``ValueError`` where two workflows want the same component on different ranks."""
+        table: dict[str, Component] = {}
+        for name in self._builders:
+            for model in self.get(name).models:
+                one = Component(
+                    model.component,
+                    num_bytes.get(model.component, 0),
+                    (load_s or {}).get(model.component, 0.0),
+                    model.pinned,
+                    model.ranks,
+                )
+                known = table.setdefault(model.component, one)
+                if (known.pinned, known.ranks) != (one.pinned, one.ranks):
+                    raise WorkflowError(
+                        f"{model.component} is shared, but pinned or on ranks differently", model.place
+                    )
+        return list(table.values())
+
+
+def load_workflows(paths: Iterable[str | Path]) -> Workflows:
+    """The workflows in Python files: every :class:`Workflow` and every function decorated with ``workflow``.
+
+    Raises ``ValueError`` of one line, with the place, for a file that cannot be read or has none.
+    """
+    builders: list[Builder] = []
+    for path in map(Path, paths):
+        found = [_builder(value) for value in vars(_load(path)).values() if isinstance(value, (Workflow, Builder))]
+        if not found:
+            raise ValueError(f"{path}: there is no workflow in it")
+        builders += {builder.name: builder for builder in found}.values()
+    return Workflows(builders)
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    name = f"gfdit_workflow_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, f"{path} is a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except WorkflowError:
+        raise
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
+    except Exception as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f"{path}:{own[-1].lineno}" if own else str(path)
+        raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _builder(found: Workflow | Builder) -> Builder:
+    if isinstance(found, Builder):
+        return found
+
+    def build(steps: int) -> Workflow:
+        if steps != found.steps:
+            raise ValueError(f"workflow {found.name} has {found.steps} steps, not {steps}")
+        return found
+
+    return Builder(found.name, found.steps, build)
+
+
+def _converted(value: Any, one: Input) -> Any:
+    if one.type is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if one.type in (str, int, float, bool) and (
+        not isinstance(value, one.type) or (one.type is int and isinstance(value, bool))
+    ):
+        raise ValueError(f"input {one.name!r} must be {one.type.__name__}, got {value!r:.60}")
+    return value
