@@ -152,7 +152,7 @@ class Model:
         """Of what :meth:`load` has returned."""
         return 0
 
-    def execute(self, components: Any, call: Call, **inputs: Any) -> Mapping[str, Any]:
+    def execute(self, components: Any, call: Call, *_: Any, **inputs: Any) -> Mapping[str, Any]:
         """One call, on every rank of its layout; returns outputs by name, but for those that were emitted.
 
         Inputs must not be changed in place: the call may be repeated.

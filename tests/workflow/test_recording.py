@@ -219,7 +219,7 @@ def test_files_are_loaded(tmp_path: Path) -> None:
     ):
         bad = tmp_path / "bad.py"
         bad.write_text(text)
-        with pytest.raises(ValueError, match="bad.py") as caught:
+        with pytest.raises(ValueError, match=r"bad\.py") as caught:
             load_workflows([bad])
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
