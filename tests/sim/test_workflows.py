@@ -59,13 +59,15 @@ def test_components_come_and_go_in_little_memory(policy: type) -> None:
     assert not run.faults or policy is Fcfs
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
 @pytest.mark.parametrize("policy", [Lego, Triage])
-def test_lost_ranks_lose_their_components_and_no_request(policy: type) -> None:
+def test_lost_ranks_lose_their_components_and_no_request(policy: type, run_ahead: int) -> None:
     draw = random.Random(2)
     trace = [line(number, number * 0.2, draw.randrange(3)) for number in range(60)]
     failures = tuple(RankFailure(rank, 1.0 + 2.5 * number, 1.0) for number, rank in enumerate((0, 2, 1, 3)))
-    run = simulate(policy(), trace, 4, component_bytes=6 * GIB, failures=failures)
+    run = simulate(policy(), trace, 4, component_bytes=6 * GIB, failures=failures, run_ahead=run_ahead)
     assert {request.status for request in run.requests} == {Status.COMPLETED}
+    assert not run.faults
 
 
 def test_of_a_component_that_cannot_be_loaded_only_its_requests_end() -> None:

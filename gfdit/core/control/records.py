@@ -235,7 +235,9 @@ class RequestRecord:
     def unblocked_by(self, made: Collection[str]) -> list[Task]:
         """The tasks that lack nothing but these artifacts."""
         readers = {task.id: task for name in made for task in self.consumers[name]}.values()
-        return [task for task in readers if self.missing[task.id] == sum([name in made for name in task.inputs])]
+        missing = self.missing
+        # Who reads something on its way may lack nothing already.
+        return [t for t in readers if missing.get(t.id) == sum([name in made for name in t.inputs])]
 
     def num_lacking(self, task: Task) -> int:
         """Of what ``task`` reads, how much is not there; the maker of what is deferred need only run."""
