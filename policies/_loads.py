@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from gfdit.core import RankView, SchedulerView, TaskView
+from gfdit.core import ExecutionLayout, RankView, SchedulerView, TaskView
 from gfdit.core.components import Component, Load
 from gfdit.core.policy.placing import Placer
 
@@ -13,18 +13,19 @@ from gfdit.core.policy.placing import Placer
 def worthwhile_loads(
     waiting: Iterable[TaskView], idle: Iterable[RankView], view: SchedulerView, placer: Placer
 ) -> Iterator[Load]:
-    """For tasks that wait, in order: a load where that is done sooner than a rank with the component comes free.
+    """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
-    What has to be dropped counts with the time to load it again, if somebody wants it. A component that is on no
-    rank is loaded in any case. Of the ranks that are possible that is taken which loses least.
+    That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
+    load it again, if somebody wants it. A component that is on no rank is loaded in any case, and of the ranks that are
+    possible that is taken which loses least.
     """
-    table, now_s = view.components, view.now_s
+    table = view.components
     left = list(idle)
-    ends_s: dict[str, list[float]] = {}  # when ranks with a component come free
+    num_with: Counter[str] = Counter()  # ranks that have a component, or will
     coming: Counter[str] = Counter()
     for rank in view.ranks:
-        for name in rank.resident:
-            ends_s.setdefault(name, []).append(max(0.0, (rank.busy_until_s or now_s) - now_s))
+        num_with.update(rank.resident)
+        num_with[rank.loading] += 1
         coming[rank.loading] += 1
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
@@ -45,13 +46,21 @@ def worthwhile_loads(
         if not options:
             continue
         price_s, _, load = min(options, key=lambda option: option[:2])
-        there = sorted(ends_s.get(name, ()))
-        number = ahead[name] - coming[name] - 1
-        if there and component.load_s + price_s >= there[min(number, len(there) - 1)] * (1 + number // len(there)):
-            continue
+        if number := num_with[name]:
+            saved_s = _backlog_s(task, view) / (number * (number + 1))
+            if component.load_s + price_s >= saved_s:
+                continue
         left = [rank for rank in left if rank.id != load.rank]
         coming[name] += 1
+        num_with[name] += 1
         yield load
+
+
+def _backlog_s(task: TaskView, view: SchedulerView) -> float:
+    """What all requests have left to do with the component of ``task``, on one rank."""
+    part = task.model, task.kind
+    count = sum([request.parts.get(part, 0) for request in view.requests.values() if request.parts is not None])
+    return count * view.cost.task_s(task, ExecutionLayout((0,)))
 
 
 def _price_s(load: Load, table: Mapping[str, Component], wanted: set[str]) -> float:

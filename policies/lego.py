@@ -132,6 +132,7 @@ class Lego:
             scored.append((data_s + load_s, rank.id, load))
         scored.sort(key=lambda one: one[:2])
         fitting = [spec for spec in self._useful(head, view) if spec.size <= len(scored)]
+        fitting = [spec for spec in fitting if _is_known(head, spec, len(batch), view)]
         if not fitting:
             return {}
         return {number: load for _, number, load in scored[: max(spec.size for spec in fitting)]}
@@ -143,6 +144,13 @@ class Lego:
 
 def _spec(task: TaskView, size: int) -> ParallelSpec:
     return max((spec for spec in task.candidates if spec.size == size), key=lambda spec: spec.sp)
+
+
+def _is_known(task: TaskView, spec: ParallelSpec, batch: int, view: SchedulerView) -> bool:
+    with suppress(UnknownCostError):
+        view.cost.task_s(task, ExecutionLayout(tuple(range(spec.size)), spec), batch)
+        return True
+    return False
 
 
 def _largest_batch(task: TaskView, view: SchedulerView) -> int:

@@ -118,6 +118,8 @@ def _fits(known: _Known, request: RequestView) -> bool:
 def _service_times(request: RequestView, view: SchedulerView) -> ServiceTimes:
     cost = view.cost
     parts = request.parts
+    if TaskKind.DENOISE not in request.tasks_left:
+        return _of_one_task(request, view)
     steps = () if parts is None else [name for name, kind in parts if kind is TaskKind.DENOISE]
     denoise = _task(request, TaskKind.DENOISE, request.candidates, *steps[:1])
     layouts = [ExecutionLayout(tuple(range(spec.size)), spec) for spec in cost.candidates(denoise)]
@@ -133,6 +135,17 @@ def _service_times(request: RequestView, view: SchedulerView) -> ServiceTimes:
         other_s={part: cost.task_s(task, ExecutionLayout((0,))) for part, task in others.items()},
         batch_s=dict(_batch_times(denoise, layouts[0], view)),
     )
+
+
+def _of_one_task(request: RequestView, view: SchedulerView) -> ServiceTimes:
+    """Of a request without steps of its own: it runs whole."""
+    names = (
+        [(request.model, kind) for kind in request.tasks_left] if request.parts is None else list(request.parts)
+    )
+    tasks = {name: _task(request, name[1], (SINGLE,), name[0]) for name in names}
+    times = {name: view.cost.task_s(task, ExecutionLayout((0,))) for name, task in tasks.items()}
+    other_s: dict[_Part, float] = dict(times) if request.parts is not None else {n[1]: s for n, s in times.items()}
+    return ServiceTimes(step_s={SINGLE: 0.0}, other_s=other_s, batch_s={})
 
 
 def _batch_times(task: TaskView, layout: ExecutionLayout, view: SchedulerView) -> Iterator[tuple[int, float]]:
