@@ -21,7 +21,7 @@ from gfdit.adapters.components.base import BaseTransformer
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import TaskKind
 from gfdit.omni.runner import ElasticModelRunner
-from gfdit.workflow import Model
+from gfdit.workflow import Model, Patch
 
 logger = init_logger(__name__)
 
@@ -89,10 +89,11 @@ class ComponentHost:
         for patch in model.patches:
             loras.read(patch.source)
 
-    def patches_read(self, model: Model) -> bool:
-        """Whether all of them could be used without a wait. Raises what reading one raised."""
-        reads = [self.components(model).loras.read(patch.source) for patch in model.patches]
-        return all(read.done() and read.result() is not None for read in reads)
+    def patches_read(self, model: Model) -> list[Patch]:
+        """Those that could be used without a wait. Raises the ``ValueError`` of one that is no LoRA."""
+        loras = self.components(model).loras
+        reads = [(patch, loras.read(patch.source)) for patch in model.patches]
+        return [patch for patch, read in reads if read.done() and read.result()]
 
     def task(self, model: Model, layout: ExecutionLayout) -> AbstractContextManager[None]:
         """The parallelism of a call of ``model``."""

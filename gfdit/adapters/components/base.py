@@ -236,7 +236,7 @@ class BaseTransformer(Part):
         return int(config_file(self.source, "transformer")["num_attention_heads"])
 
     def _use_patches(self, loras: LoraSlot, call: Call) -> None:
-        """The control plane says which are active; where it does not, a patch is from its own step on, or always."""
+        """The control plane says which are active; where it does not, a patch from its own step on, or always."""
         chosen = call.patches
         if chosen is None:
             chosen = [patch for patch in self.patches if patch.step is None or call.step_index >= patch.step]

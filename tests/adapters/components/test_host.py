@@ -161,7 +161,7 @@ def generate_reading_ahead(rank: Any, what: Asked) -> tuple[bool, Made]:
     rank.host.read_patches(run.parts.base)
     for _ in range(2):
         run.step()
-    while not rank.host.patches_read(run.parts.base):
+    while rank.host.patches_read(run.parts.base) != run.parts.base.patches:
         time.sleep(0.01)
     loras = rank.host.components(run.parts.base).loras
     reads, loras._read = [], lambda *args: reads.append(args)
