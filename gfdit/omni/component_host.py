@@ -67,7 +67,7 @@ class ComponentHost:
         gc.collect()  # hooks refer to what they are on
         current_omni_platform.empty_cache()
 
-    def execute(self, model: Model, call: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def execute(self, model: Model, call: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """This rank's part of one call of ``model``, whose component is resident, under ``call.layout``.
 
         Returns artifacts by output name; what is streamed went by ``call.emit``.

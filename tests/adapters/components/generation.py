@@ -129,9 +129,9 @@ class Generation:
         self.parts = Parts.of(asked)
         for model in self.parts:
             rank.host.load(model)
-        text = {"prompt": asked.prompt, "negative_prompt": asked.negative_prompt}
+        text: dict[str, Any] = {"prompt": asked.prompt, "negative_prompt": asked.negative_prompt}
         self.embeds = self._call(self.parts.text, **text, max_sequence_length=TEXT_TOKENS)["embeds"]
-        self.size = {"height": asked.height, "width": asked.width}
+        self.size: dict[str, Any] = {"height": asked.height, "width": asked.width}
         self.conditions = [self._condition(net) for net in asked.nets]
         self.latents = self._call(self.parts.noise, seed=asked.seed, **self.size)["latents"]
 
@@ -173,7 +173,7 @@ class Generation:
         self._rank.host.load(model)
         return self._call(model, image=picture(net.image_seed), **self.size)["condition"]
 
-    def _call(self, model: Any, layout: ExecutionLayout | None = None, **inputs: Any) -> dict[str, Any]:
+    def _call(self, model: Any, layout: ExecutionLayout | None = None, **inputs: Any) -> Any:
         return self._rank.host.execute(model, self._new_call(layout), inputs)
 
     def _new_call(self, layout: ExecutionLayout | None) -> Call:
@@ -309,7 +309,7 @@ def _reseed_for_every_image(vae: Any, generator: torch.Generator) -> None:
 
 
 def _control(asked: Asked) -> dict[str, Any]:
-    several = {
+    several: dict[str, Any] = {
         "control_image": [picture(net.image_seed) for net in asked.nets],
         "controlnet_conditioning_scale": [net.scale for net in asked.nets],
         "control_guidance_start": [net.start for net in asked.nets],

@@ -26,7 +26,7 @@ def record(asked: Asked) -> Workflow:
     with Workflow("controlled", steps=asked.steps) as workflow:
         prompt, negative = workflow.add_input("prompt", str), workflow.add_input("negative_prompt", str, None)
         seed, guidance = workflow.add_input("seed", int), workflow.add_input("guidance_scale", float, 4.0)
-        size = {side: workflow.add_input(side, int, 128) for side in ("height", "width")}
+        size: dict[str, Any] = {side: workflow.add_input(side, int, 128) for side in ("height", "width")}
         base = SD3Transformer(source)
         if asked.lora is not None:
             base.add_patch(asked.lora)

@@ -41,7 +41,7 @@ def asked(source: Source, name: str) -> Asked:
     family, *words = name.split()
     guidance = {"flux": 1.0, "sd3": 4.0, "qwen-image": 4.0}[family]
     made = Asked(family, source(family), guidance=guidance)
-    net = {"scale": 0.8, "source": source(f"{family}-controlnet", seed=11)}
+    net: dict[str, Any] = {"scale": 0.8, "source": source(f"{family}-controlnet", seed=11)}
     for word in words:
         match word.split("@"):
             case ["guided"]:
@@ -132,7 +132,10 @@ def matters(ranks: Ranks, what: Asked, made: Made) -> bool:
     if what.nets:
         without.append(replace(what, nets=()))
     if what.lora is not None:
-        without += [replace(what, lora=None), replace(what, lora=replace(what.lora, step=what.lora.step + 1))]
+        without += [
+            replace(what, lora=None),
+            replace(what, lora=replace(what.lora, step=(what.lora.step or 0) + 1)),
+        ]
     return all(ranks(1).call(generate, other).difference(made) > 100 * IMAGE_TOLERANCE for other in without)
 
 

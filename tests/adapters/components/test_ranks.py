@@ -107,14 +107,14 @@ def test_branches_swapped_are_seen(ranks: Ranks, source: Source) -> None:
 
 
 def generate_with_branches_swapped(rank: Any, what: Asked, layout: Any) -> Any:
-    from gfdit.adapters.components.residuals import _Step
+    from gfdit.adapters.components import residuals
 
-    right = _Step._branch
-    _Step._branch = lambda step: 1 - right(step)
+    step: Any = residuals._Step
+    right, step._branch = step._branch, lambda self: 1 - right(self)
     try:
         return generate(rank, what, layout)
     finally:
-        _Step._branch = right
+        step._branch = right
 
 
 def sized(what: Asked, size: tuple[int, int]) -> Asked:
