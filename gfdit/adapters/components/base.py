@@ -186,7 +186,10 @@ class BaseTransformer(Part):
         from gfdit.adapters.components.shells import config_of
 
         pipeline, sink = self.load_pipeline(config_of(self.source, dtype), device)
-        return LoadedTransformer(pipeline, sink, LoraSlot(pipeline, device, dtype))
+        loras = LoraSlot(pipeline, device, dtype)
+        for patch in self.patches:
+            loras.prepare(patch.source)
+        return LoadedTransformer(pipeline, sink, loras)
 
     def transformers(self, components: LoadedTransformer) -> list[torch.nn.Module]:
         """Those whose tokens can be split."""

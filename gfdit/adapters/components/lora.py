@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
 from vllm_omni.lora.utils import stable_lora_int_id
@@ -41,6 +42,16 @@ class LoraSlot:
         self._manager = DiffusionLoRAManager(pipeline, device, dtype, max_cached_adapters=_NUM_KEPT)
         self._reads: dict[str, Future[Any]] = {}
         self._active: tuple[str, float] | None = None
+
+    def prepare(self, source: str) -> None:
+        """Wrap the layers that it changes, which then is no work left for the step that first uses it.
+
+        What is no LoRA is left for that step to refuse.
+        """
+        with contextlib.suppress(Exception):
+            self._manager._replace_layers_with_lora(
+                PEFTHelper.from_local_dir(source, max_position_embeddings=None)
+            )
 
     def read(self, source: str) -> Future[Any]:
         """Begin to read it, once; the future is done when it may be used without a wait.

@@ -53,6 +53,7 @@ class Asked:
     seed: int = 5
     prompt: str = "a red panda"
     negative: str = "blurry"
+    dtype: str | None = None
 
     @property
     def guided(self) -> bool:
@@ -99,7 +100,7 @@ class Parts:
         }[asked.family]
 
         def of_source(part: str, source: str = asked.source, **options: Any) -> Any:
-            return getattr(module, name + part)(source, **options)
+            return getattr(module, name + part)(source, dtype=asked.dtype, **options)
 
         parts = cls(*map(of_source, ("TextEncoder", "Noise", "Transformer", "Decoder", "ControlImage")))
         parts.nets = [of_source("ControlNet", net.source, base=net.base) for net in asked.nets]
@@ -169,7 +170,9 @@ class Generation:
         return Made(self.latents["latents"].clone(), image.clone())
 
     def _condition(self, net: Net) -> Any:
-        model = flux.FluxControlPixels(self.asked.source) if net.pixels else self.parts.image
+        model = (
+            flux.FluxControlPixels(self.asked.source, dtype=self.asked.dtype) if net.pixels else self.parts.image
+        )
         self._rank.host.load(model)
         return self._call(model, image=picture(net.image_seed), **self.size)["condition"]
 

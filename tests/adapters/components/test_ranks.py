@@ -119,3 +119,17 @@ def generate_with_branches_swapped(rank: Any, what: Asked, layout: Any) -> Any:
 
 def sized(what: Asked, size: tuple[int, int]) -> Asked:
     return replace(what, height=size[0], width=size[1], steps=3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sd3 net lora@1", "flux guided net lora@1", "qwen-image net"])
+def test_in_bfloat16(ranks: Ranks, source: Source, name: str) -> None:
+    """Not near diffusers, where steps are rounded elsewhere, but near float32, and the same on two ranks."""
+    what = replace(sized(asked(source, name), (80, 208)), dtype="bfloat16")
+    expected = ranks(2).call(generate, what)
+    assert str(expected.latents.dtype) == "torch.bfloat16"
+    apart = (expected.latents.float() - ranks(2).call(generate, replace(what, dtype=None)).latents).abs()
+    assert 0 < float(apart.mean()) < 0.05
+    for layout in LAYOUTS[:2]:
+        for made in ranks(2).call_all(layout[0], generate, what, layout):
+            assert made.difference(expected) == 0, layout
