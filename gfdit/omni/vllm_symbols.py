@@ -15,6 +15,10 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "set_current_vllm_config",
     ),
     "vllm.logger": ("init_logger",),
+    "vllm.lora.peft_helper": (
+        "PEFTHelper",
+        "PEFTHelper.from_local_dir",
+    ),
     "vllm.lora.request": ("LoRARequest",),
     "vllm.platforms.interface": (
         "DeviceCapability",
