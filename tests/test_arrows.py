@@ -29,7 +29,7 @@ def _arrows(ours: str, outside: str | None, **rest: object) -> Arrows:
     return Arrows(frozenset(ours.split()), None if outside is None else frozenset(outside.split()), **rest)  # type: ignore[arg-type]
 
 
-ALL = "core policies sim comm kernels migration adapters runtime omni observe cli"
+ALL = "core policies sim comm kernels migration adapters runtime omni observe cli workflow"
 ARROWS = {
     "__init__": _arrows("", ""),
     "core": _arrows("", "msgspec", forbidden_stdlib=EFFECTS),
@@ -39,7 +39,9 @@ ARROWS = {
     "comm": _arrows("kernels", "torch triton numpy"),
     "kernels": _arrows("comm", "torch triton numpy"),
     "migration": _arrows("core comm", "torch numpy"),
-    "adapters": _arrows("core comm migration", None, may_import_vllm=True),
+    # torch only in annotations.
+    "workflow": _arrows("core", "torch"),
+    "adapters": _arrows("core comm migration workflow", None, may_import_vllm=True),
     # The test kit runs an adapter where it will run, so it stands on top of everything; nothing stands on it.
     "adapters.testing": _arrows(ALL, None, may_import_vllm=True),
     "runtime": _arrows("core comm migration adapters observe", None),
@@ -89,7 +91,9 @@ def test_checker_lets_allowed_imports_pass() -> None:
         assert not list(_violations(source, module))
 
 
-@pytest.mark.parametrize("module", ["gfdit", "gfdit.core", "gfdit.policies", "gfdit.sim", "gfdit.cli.main"])
+@pytest.mark.parametrize(
+    "module", ["gfdit", "gfdit.core", "gfdit.policies", "gfdit.sim", "gfdit.cli.main", "gfdit.workflow"]
+)
 def test_light_packages_import_without_torch_and_vllm(module: str) -> None:
     """Policies and simulator must work where neither is installed: here, where importing them is an error."""
     heavy = ["torch", "vllm", "vllm_omni", "zmq"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm_omni.diffusion.attention.layer import Attention
-from vllm_omni.diffusion.distributed import parallel_state
-from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
 from vllm_omni.diffusion.forward_context import set_forward_context
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 
@@ -19,13 +16,10 @@ from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tiling import Tiling
 from gfdit.omni.compiled_blocks import compilations, prepare_compiled_blocks
-from gfdit.omni.joint_attention import JointAttention, gather_tokens
+from gfdit.omni.elastic import Exchange, plans_of, put_groups_back, put_in_groups
 from gfdit.omni.parallel_decode import share_tiles
-from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
-from gfdit.omni.split_tokens import split_tokens
 from gfdit.omni.step_graphs import StepGraphs
-from gfdit.omni.task_scope import GroupStandIn, TaskDegrees, TaskScope
-from gfdit.omni.ulysses import GroupFreeUlysses
+from gfdit.omni.task_scope import TaskScope
 
 logger = init_logger(__name__)
 
@@ -34,6 +28,7 @@ class ElasticModelRunner(DiffusionModelRunner):
     """Loads and holds the pipeline as vLLM-Omni does; :meth:`make_elastic` is called once after loading."""
 
     scope: TaskScope
+    exchange: Exchange
     #: Of the VAE, if decode tasks may share its tiles.
     tiling: Tiling | None
     #: Whether the attention backend can leave keys out. Only batches of texts that differ in length need that.
@@ -56,27 +51,18 @@ class ElasticModelRunner(DiffusionModelRunner):
         transformer's own plan. With ``ring`` any degree works; raises ``ValueError`` naming an attention layer
         that cannot do it.
         """
-        self.scope = scope
         self.num_compiled_blocks = prepare_compiled_blocks(self.pipeline)
         self._sequence_plan = sequence_plan
-        self._original_groups = parallel_state._SP, parallel_state._CFG
-        parallel_state._SP, parallel_state._CFG = GroupStandIn(scope, "sp"), GroupStandIn(scope, "cfg")
-        self.od_config.parallel_config.mask_sp_padding = False  # there is none when attention begins
-        ulysses = GroupFreeUlysses(scope)
-        exchange = UlyssesOrRing(scope, ulysses, GroupFreeRing(scope)) if ring else ulysses
-        strategy = exchange if sequence_plan is None else JointAttention(scope, exchange)
-        self.takes_masks = True
-        for name, module in self.pipeline.named_modules():
-            if isinstance(module, Attention) and not module.skip_sequence_parallel:
-                module.parallel_strategy = strategy
-                self.takes_masks &= _takes_masks(module)
-                if ring:
-                    allow_ring(module, name, scope)
-        for transformer, plan in self._plans():
-            split_tokens(transformer, TaskDegrees(scope), plan)
-            if sequence_plan is not None:
-                transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
+        self.join(scope, ring=ring)
+        self.takes_masks = self.exchange.attach(self.pipeline, self._transformers(), sequence_plan)
         self.tiling = share_tiles(self.pipeline, scope)
+
+    def join(self, scope: TaskScope, *, ring: bool = False) -> None:
+        """Let tasks set this process's parallelism; what is loaded into it is then attached to ``exchange``."""
+        self.scope = scope
+        self._original_groups = put_in_groups(scope)
+        self.od_config.parallel_config.mask_sp_padding = False  # there is none when attention begins
+        self.exchange = Exchange(scope, ring=ring)
 
     def capture_steps(self, graphs: StepGraphs) -> None:
         """Replay passes of the transformers from graphs; ``make_elastic`` comes first."""
@@ -86,7 +72,7 @@ class ElasticModelRunner(DiffusionModelRunner):
 
     def restore_groups(self) -> None:
         """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""
-        parallel_state._SP, parallel_state._CFG = self._original_groups
+        put_groups_back(self._original_groups)
 
     def supports_sequence_parallel(self) -> bool:
         """Whether the model says how to split its tokens, at any length.
@@ -94,7 +80,7 @@ class ElasticModelRunner(DiffusionModelRunner):
         A split without automatic padding would fail in the middle of a collective for lengths that do not
         divide by the degree. A plan that only gathers is of a model that splits its tokens by itself.
         """
-        plans = [plan for _, plan in self._plans()]
+        plans = [plan for _, plan in plans_of(self._transformers(), self._sequence_plan)]
         splits = [
             split
             for plan in plans
@@ -119,14 +105,6 @@ class ElasticModelRunner(DiffusionModelRunner):
             if num_graphs := compiled():
                 logger.info("compiled %d graphs during a task on %s", num_graphs, layout)
 
-    def _plans(self) -> list[tuple[torch.nn.Module, Mapping[str, Any]]]:
-        found = []
-        for transformer in self._transformers():
-            own = self._sequence_plan
-            if plan := get_sp_plan_from_model(transformer) if own is None else own.splits:
-                found.append((transformer, plan))
-        return found
-
     def _transformers(self) -> list[torch.nn.Module]:
         names = getattr(self.pipeline, "_dit_modules", None) or ("transformer", "transformer_2")
         found = []
@@ -138,9 +116,3 @@ class ElasticModelRunner(DiffusionModelRunner):
             if transformer is not None:
                 found.append(transformer)
         return found
-
-
-def _takes_masks(layer: Attention) -> bool:
-    """As vLLM-Omni asks it before every call."""
-    backend = layer.attn_backend
-    return backend is None or backend.supports_attention_mask(getattr(layer, "attn_spec", None))

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 
 #: Names that are imported, by module.
 SYMBOLS: Mapping[str, tuple[str, ...]] = {
+    "vllm.config": (
+        "LoadConfig",
+        "set_current_vllm_config",
+    ),
     "vllm.logger": ("init_logger",),
+    "vllm.lora.peft_helper": (
+        "PEFTHelper",
+        "PEFTHelper.from_local_dir",
+    ),
+    "vllm.lora.request": ("LoRARequest",),
     "vllm.platforms.interface": (
         "DeviceCapability",
         "Platform",
@@ -30,12 +39,17 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.data": (
         "DiffusionOutput",
         "OmniDiffusionConfig",
+        "OmniDiffusionConfig.from_kwargs",
     ),
     "vllm_omni.diffusion.diffusion_engine": (
         "DiffusionEngine",
         "DiffusionExecutionMode",
         "DiffusionExecutionMode.REQUEST_BATCH",
         "_RpcTask",
+    ),
+    "vllm_omni.diffusion.distributed.autoencoders.autoencoder_kl": ("DistributedAutoencoderKL",),
+    "vllm_omni.diffusion.distributed.autoencoders.autoencoder_kl_qwenimage": (
+        "DistributedAutoencoderKLQwenImage",
     ),
     "vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor": (
         "DistributedOperator",
@@ -76,6 +90,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "pack_diffusion_output_shm",
         "unpack_diffusion_output_shm",
     ),
+    "vllm_omni.diffusion.lora.manager": ("DiffusionLoRAManager",),
     "vllm_omni.diffusion.media": (
         "DiffusionMediaOutput",
         "VideoMediaOutput",
@@ -87,6 +102,12 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "VideoValueRange",
         "VideoValueRange.NEGATIVE_ONE_TO_ONE",
     ),
+    "vllm_omni.diffusion.model_loader.diffusers_loader": (
+        "DiffusersPipelineLoader",
+        "DiffusersPipelineLoader.ComponentSource",
+    ),
+    "vllm_omni.diffusion.models.flux": ("FluxTransformer2DModel",),
+    "vllm_omni.diffusion.models.flux.pipeline_flux": ("FluxPipeline",),
     "vllm_omni.diffusion.models.helios.pipeline_helios": ("load_json_config",),
     "vllm_omni.diffusion.models.longcat_image.pipeline_longcat_image": (
         "calculate_shift",
@@ -97,11 +118,15 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
         "QwenImagePipeline._build_denoise_kwargs",
         "QwenImagePipeline._decode_latents",
     ),
+    "vllm_omni.diffusion.models.qwen_image.qwen_image_transformer": ("QwenImageTransformer2DModel",),
     "vllm_omni.diffusion.models.qwen_image.rope_utils": ("txt_seq_lens_from_embeds",),
+    "vllm_omni.diffusion.models.sd3.pipeline_sd3": ("StableDiffusion3Pipeline",),
+    "vllm_omni.diffusion.models.sd3.sd3_transformer": ("SD3Transformer2DModel",),
     "vllm_omni.diffusion.models.sdxl.sdxl_unet": (
         "SDXLUNet2DConditionModel",
         "SDXLUNet2DConditionModel.__init__",
     ),
+    "vllm_omni.diffusion.models.t5_encoder": ("T5EncoderModel",),
     "vllm_omni.diffusion.models.wan2_2.chunked_mp4": (
         "resolve_wan_output_fps",
         "resolve_wan_preencode_batch_frames",
@@ -140,6 +165,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     "vllm_omni.diffusion.utils.chunked_video": ("decode_to_mp4",),
     "vllm_omni.diffusion.utils.hf_utils": ("get_diffusion_model_index",),
     "vllm_omni.diffusion.utils.size_utils": ("normalize_min_aligned_size",),
+    "vllm_omni.diffusion.utils.tf_utils": ("get_transformer_config_kwargs",),
     "vllm_omni.diffusion.worker.diffusion_model_runner": ("DiffusionModelRunner",),
     "vllm_omni.diffusion.worker.diffusion_worker": (
         "DiffusionWorker",
@@ -164,6 +190,7 @@ SYMBOLS: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm_omni.entrypoints.omni_base": ("omni_snapshot_download",),
     "vllm_omni.errors": ("OmniClientError",),
+    "vllm_omni.lora.utils": ("stable_lora_int_id",),
     "vllm_omni.platforms": (
         "current_omni_platform",
         "current_omni_platform.device_type",
