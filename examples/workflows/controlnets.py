@@ -1,6 +1,6 @@
 """FLUX and Stable Diffusion 3 with no, one and two ControlNets, six workflows that share what they have in common.
 
-Where the weights are is read from a file beside this one, `controlnets.json`: see `gfdit tiny-model` for small ones.
+Where the weights are is read from a file beside this one, `controlnets.json`; `gfdit tiny-model` makes small ones.
 """
 
 import json
@@ -32,7 +32,8 @@ def record(family: str, num_nets: int, steps: int) -> Workflow:
         else:
             guidance = {"true_cfg_scale": made.add_input("true_cfg_scale", float, 1.0)}
         images = [made.add_input(f"image_{number}", Image) for number in range(num_nets)]
-        embeds = text(prompt=prompt, negative_prompt=negative)
+        length = made.add_input("max_sequence_length", int, None)
+        embeds = text(prompt=prompt, negative_prompt=negative, max_sequence_length=length)
         conditions = [control(image=image, **size) for image in images]
         latents = noise(seed=seed, **size)
         for step in range(steps):
@@ -45,7 +46,7 @@ def record(family: str, num_nets: int, steps: int) -> Workflow:
     return made
 
 
-def builder(family: str, num_nets: int):
+def builder(family: str, num_nets: int) -> object:
     @workflow(steps=28)
     def build(steps: int) -> Workflow:
         return record(family, num_nets, steps)
