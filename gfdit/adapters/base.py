@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What the engine half says about a request."""
+    """What the engine half says about a request; of a workflow also its name, and what first tasks get."""
 
     shape: Shape
     num_steps: int
     cfg: bool
     graph: TaskGraph
+    workflow: str = ""
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

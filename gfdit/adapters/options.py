@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp")
+FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp", "workflow", "inputs")
 # What any message between processes can carry; a longer deadline is none, and a longer class is no name.
 _MAX_PRIORITY = 2**31
 _MAX_DEADLINE_MS = 1e12
@@ -15,13 +15,18 @@ _MAX_CLASS_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """``deadline_ms`` is relative to arrival; ``min_sp`` and ``max_sp`` bound the sequence-parallel degree."""
+    """``deadline_ms`` is relative to arrival; ``min_sp`` and ``max_sp`` bound the sequence-parallel degree.
+
+    ``workflow`` is the name of one, with ``inputs`` by name, where the server has workflows.
+    """
 
     deadline_ms: float | None = None
     slo_class: str = "default"
     priority: int = 0
     min_sp: int | None = None
     max_sp: int | None = None
+    workflow: str | None = None
+    inputs: Mapping[str, Any] | None = None
 
     @classmethod
     def parse(cls, value: Any) -> RequestOptions:
@@ -52,6 +57,9 @@ class RequestOptions:
             f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
             options.priority,
         )
+        workflow, inputs = options.workflow, options.inputs
+        _check(workflow is None or isinstance(workflow, str), "workflow", "the name of a workflow", workflow)
+        _check(inputs is None or isinstance(inputs, Mapping), "inputs", "an object of inputs by name", inputs)
         for name in ("min_sp", "max_sp"):
             degree = getattr(options, name)
             _check(degree is None or (_is_integer(degree) and degree > 0), name, "a positive integer", degree)

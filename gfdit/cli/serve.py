@@ -18,6 +18,7 @@ ENGINE = "gfdit.omni.engine.ElasticDiffusionEngine"
 FRONT = "gfdit.omni.http_front.HttpFront"
 # Settings that have an option of their own.
 _OPTIONS = {
+    "workflows": "--workflow",
     "policy": "--policy",
     "policy_args": "--policy-arg",
     "admission": "--admission",
@@ -35,7 +36,19 @@ _OPTIONS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint directory or hub name vLLM-Omni can serve")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a checkpoint directory or hub name vLLM-Omni can serve; with --workflow, by default its base model",
+    )
+    parser.add_argument(
+        "--workflow",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="serve the workflows in this file instead of a whole model (docs/workflows.md); repeat",
+    )
     parser.add_argument("--ranks", type=int, metavar="N", default=1, help="devices, one full replica on each")
     parser.add_argument(
         "--policy",
@@ -101,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 def serve_command(args: argparse.Namespace) -> list[str]:
     """The `vllm serve` command line. Raises ValueError naming a wrong argument and what is allowed."""
+    if args.workflow:
+        from gfdit.adapters.workflow_requests import WorkflowAdapter  # needs vLLM-Omni, which takes a while
+
+        args.model = args.model or WorkflowAdapter.load(args.workflow, args.ranks).checkpoint
+    elif args.model is None:
+        raise ValueError("a MODEL is needed, or a --workflow")
     if args.model.startswith(("/", ".", "~")) and not Path(args.model).expanduser().is_dir():
         raise ValueError(f"there is no checkpoint directory {args.model}")
     if args.ranks < 1:
@@ -114,6 +133,8 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     settings: dict[str, Any] = {"policy": args.policy, "policy_args": policy_args, "admission": args.admission}
     settings |= {"run_ahead": args.run_ahead, "ring": args.ring, "min_sp": args.min_sp}
     settings["shutdown_timeout_s"] = args.shutdown_timeout
+    if args.workflow:
+        settings["workflows"] = [str(Path(path).resolve()) for path in args.workflow]
     if args.model_name:
         settings["model_name"] = args.model_name
     if args.costs is not None:

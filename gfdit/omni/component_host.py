@@ -73,7 +73,7 @@ class ComponentHost:
         Returns artifacts by output name; what is streamed went by ``call.emit``.
         """
         with self.task(model, call.layout):
-            return model.execute(self.components(model), call, **inputs)
+            return dict(model.execute(self.components(model), call, **inputs))
 
     def components(self, model: Model) -> Any:
         """Raises ``ValueError`` for what is not resident."""

@@ -33,6 +33,7 @@ from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.sampling import num_images
+from gfdit.adapters.workflow_requests import WorkflowAdapter
 from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
@@ -73,6 +74,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self.settings = Settings.parse(od_config.additional_config)
         check_config(od_config)
         self.num_ranks = _resolve_ranks(od_config, self.settings)
+        self.workflows: WorkflowAdapter | None = None
+        if self.settings.workflows:
+            self.workflows = WorkflowAdapter.load(list(self.settings.workflows), self.num_ranks)
+            self.workflows.limits = self.settings.limits
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         self.adapter.limits = self.settings.limits
         if isinstance(self.adapter, ForwardAdapter):
@@ -85,7 +90,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
         return DiffusionExecutionMode.REQUEST_BATCH
 
     def _init_executor(self, od_config: OmniDiffusionConfig) -> None:
-        self.executor = ElasticExecutor(od_config, self.settings, self.num_ranks)
+        components = [] if self.workflows is None else self.workflows.workflows.components({})
+        self.executor = ElasticExecutor(od_config, self.settings, self.num_ranks, components)
 
     def _init_scheduler(
         self, od_config: OmniDiffusionConfig, scheduler: Any = None, *args: Any, **kwargs: Any
@@ -117,9 +123,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     "has no sequence parallelism"
                 )
             self._tiling: Tiling | None = described["tiling"]
-            if isinstance(self.adapter, ForwardAdapter):
+            if isinstance(self.adapter, ForwardAdapter) and self.workflows is None:
                 self._learn_cuts(self.adapter)
-            if requests := self._warm_up_requests():
+            if self.workflows is None and (requests := self._warm_up_requests()):
                 limit_s = self.settings.warmup_limit_s
                 if limit_s is None:  # on a CPU nothing is compiled
                     limit_s = 3.0 if current_omni_platform.device_type == "cpu" else 60.0
@@ -236,19 +242,23 @@ class ElasticDiffusionEngine(DiffusionEngine):
         extra = request.sampling_params.extra_args
         options = RequestOptions.parse(extra.pop("gfdit", None) if extra else None)
         max_sp = options.max_sp if self._sequence_parallel else 1
-        trajectory = self.adapter.convert(request, max_sp)
+        if self.workflows is not None:
+            trajectory = self.workflows.convert(request, max_sp, options)
+        elif options.workflow is not None:
+            raise ValueError(f"gfdit.workflow is {options.workflow!r}, but this server has no workflows")
+        else:
+            trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
         min_sp = max(self.settings.min_sp, options.min_sp or 1)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
-        graph = with_candidates(
-            with_min_sp(trajectory.graph, min_sp),
-            TaskKind.DECODE,
-            decode_candidates(self._tiling, shape, num_decoders),
-        )
+        graph = with_min_sp(trajectory.graph, min_sp)
+        if self.workflows is None:
+            specs = decode_candidates(self._tiling, shape, num_decoders)
+            graph = with_candidates(graph, TaskKind.DECODE, specs)
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
-            model=self.settings.name_of(str(self.od_config.model)),
+            model=trajectory.workflow or self.settings.name_of(str(self.od_config.model)),
             shape=shape._replace(num_outputs=num_images(request.sampling_params)),
             num_steps=trajectory.num_steps,
             arrival_s=arrival_s,
@@ -257,7 +267,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             priority=options.priority,
             slo_class=options.slo_class,
         )
-        return msg.Submit(wire_request, graph, pickle.dumps(request))
+        return msg.Submit(wire_request, graph, trajectory.payload or pickle.dumps(request))
 
     def _check_payload(self, num_bytes: int) -> None:
         """Prompt and input images are kept in three processes until the request ends."""

@@ -57,6 +57,7 @@ class WorkerPayload:
     warm_up: WarmUp | None = None
     graph_bytes: int = 0
     verdicts: Verdicts | None = None
+    workflows: tuple[str, ...] = ()
 
 
 class OmniExecutor:

@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.comm import create_heap
+from gfdit.core.components import Component
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
@@ -44,8 +45,15 @@ class ElasticExecutor(DiffusionExecutor):
 
     uses_multiproc = True
 
-    def __init__(self, od_config: OmniDiffusionConfig, settings: Settings, num_ranks: int) -> None:
+    def __init__(
+        self,
+        od_config: OmniDiffusionConfig,
+        settings: Settings,
+        num_ranks: int,
+        components: Sequence[Component] = (),
+    ) -> None:
         self.settings = settings
+        self.components = list(components)
         self.num_ranks = num_ranks
         self._callbacks: list[Callable[[], None]] = []
         self._failure: str | None = None
@@ -64,6 +72,7 @@ class ElasticExecutor(DiffusionExecutor):
             self.settings.adapter,
             self.settings.ring,
             graph_bytes=self.settings.graph_bytes,
+            workflows=self.settings.workflows,
         )
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
@@ -89,7 +98,9 @@ class ElasticExecutor(DiffusionExecutor):
                 costs_path=settings.costs,
                 timeline_path=settings.timeline,
                 record_path=settings.record,
-                worker="gfdit.omni.executor:make_executor",
+                components=self.components,
+                component_bytes=settings.component_bytes,
+                worker=f"gfdit.omni.{'workflow_executor' if settings.workflows else 'executor'}:make_executor",
                 worker_payload_path=str(payload_path),
                 start_method="forkserver" if on_cpu else "spawn",
                 preload=["gfdit.omni.preload"] if on_cpu else [],

@@ -28,6 +28,8 @@ class Settings:
     default rank ``r`` has the device ``r``.
 
     ``comm_table`` is a file of ``gfdit bench comm --save``, by which kernels choose how to move data.
+    ``workflows`` are Python files; then the server's model is not loaded as one, but the components of workflows
+    are, each where and when it is needed, and ``component_bytes`` of them fit on a rank (``docs/workflows.md``).
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
     tables and policies call the model. ``record`` is a file for every event and command of the control plane.
 
@@ -76,6 +78,8 @@ class Settings:
     ranks: Count | None = None
     devices: str | None = None
     adapter: str | None = None
+    workflows: tuple[str, ...] = ()
+    component_bytes: Count | None = None
     model_name: str | None = None
     costs: str | None = None
     timeline: str | None = None

@@ -1,0 +1,95 @@
+"""Requests of workflows in the engine: which one, with what inputs, as a task graph."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import pickle
+from typing import Any
+
+import PIL.Image
+
+from gfdit.adapters.base import Trajectory
+from gfdit.adapters.limits import Limits
+from gfdit.adapters.options import RequestOptions
+from gfdit.adapters.prompts import negative_text, positive_text
+from gfdit.core.tasks import Shape
+from gfdit.workflow.compiling import CompiledWorkflow, Workflows, load_workflows
+from gfdit.workflow.model import Image
+
+_DEFAULT_SIDE = 1024
+
+
+class WorkflowAdapter:
+    """In the place of a :class:`~gfdit.adapters.base.ModelAdapter` of one pipeline; engine half only.
+
+    A workflow's inputs are filled by name: what the API has fields for from these, everything else, and these too,
+    from ``gfdit.inputs`` of the request.
+    """
+
+    sequence_plan = None
+    ring = False
+    limits: Limits | None = None
+
+    def __init__(self, workflows: Workflows, num_ranks: int) -> None:
+        self.workflows = workflows
+        self.num_ranks = num_ranks
+
+    @classmethod
+    def load(cls, paths: list[str], num_ranks: int) -> WorkflowAdapter:
+        """Raises ``ValueError`` of one line for a file that is wrong."""
+        return cls(load_workflows(paths), num_ranks)
+
+    @property
+    def checkpoint(self) -> str:
+        """Of the first base model: the folder that stands for the server's model."""
+        for compiled in map(self.workflows.get, self.workflows.names):
+            for model in compiled.models:
+                if model.kind == "denoise":
+                    return model.source
+        raise ValueError("no workflow has a denoising model")
+
+    def convert(self, request: Any, max_sp: int | None, options: RequestOptions) -> Trajectory:
+        """Raises ``ValueError`` naming what is unknown, missing or wrong."""
+        sampling = request.sampling_params
+        name = options.workflow or self.workflows.names[0]
+        steps = sampling.num_inference_steps or None
+        compiled = self.workflows.get(name, steps)
+        values = compiled.given(self._values(request, compiled, options))
+        shape = Shape(int(values.get("height") or _DEFAULT_SIDE), int(values.get("width") or _DEFAULT_SIDE))
+        if self.limits is not None:
+            self.limits.check(shape, compiled.num_steps, sampling)
+        num_ranks = self.num_ranks if max_sp is None else min(max_sp, self.num_ranks)
+        graph = compiled.graph(request.request_id, num_ranks, guided=False)
+        return Trajectory(shape, compiled.num_steps, False, graph, compiled.name, pickle.dumps(values))
+
+    def _values(self, request: Any, compiled: CompiledWorkflow, options: RequestOptions) -> dict[str, Any]:
+        sampling = request.sampling_params
+        known = compiled.workflow.inputs
+        of_api = {
+            "prompt": positive_text(request.prompt),
+            "negative_prompt": negative_text(request.prompt),
+            "seed": sampling.seed,
+            "height": sampling.height,
+            "width": sampling.width,
+            "guidance_scale": sampling.guidance_scale if sampling.guidance_scale_provided else None,
+            "true_cfg_scale": sampling.true_cfg_scale,
+        }
+        values = {name: value for name, value in of_api.items() if name in known and value is not None}
+        for name, value in (options.inputs or {}).items():
+            one = known.get(name)
+            values[name] = _image(name, value) if one is not None and one.type is Image else value
+        return values
+
+
+def _image(name: str, value: Any) -> PIL.Image.Image:
+    if not isinstance(value, str):
+        raise ValueError(f"input {name!r} must be an image as base64, got {value!r:.60}")
+    try:
+        data = base64.b64decode(value.partition("base64,")[2] or value, validate=True)
+        image = PIL.Image.open(io.BytesIO(data))
+        image.load()
+    except (binascii.Error, OSError, PIL.Image.DecompressionBombError, ValueError) as error:
+        raise ValueError(f"input {name!r} is no image: {str(error)[:100]}") from error
+    return image

@@ -1,0 +1,164 @@
+"""Workflows over HTTP: six in one server of two ranks make the images of diffusers with the same weights."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from gfdit.adapters.testing.processes import Child
+from tests.support.server import ServerProcess, free_port, start_server
+from tests.support.waiting import HANG_S, wait_until
+
+EXAMPLE = Path(__file__).parents[3] / "examples/workflows/controlnets.py"
+SIDE, STEPS, SEED, TEXT_TOKENS = 128, 4, 5, 32
+
+
+@pytest.fixture(scope="module")
+def server(source: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("workflows")
+    shutil.copy(EXAMPLE, folder)
+    weights: dict[str, Any] = {family: source(family) for family in ("flux", "sd3")}
+    weights |= {f"{name}-nets": [source(f"{name}-controlnet", seed=s) for s in (0, 1)] for name in ("flux", "sd3")}
+    (folder / "controlnets.json").write_text(json.dumps(weights))
+    argv = ["gfdit", "serve", "--workflow", str(folder / EXAMPLE.name), "--ranks", "2", "--policy", "triage"]
+    port = free_port()
+    argv += ["--port", str(port), "--", "--dtype", "float32", "--enforce-eager"]
+    with start_server(argv, port, folder / "server.log") as running:
+        running.wait_healthy(HANG_S)
+        yield running
+
+
+def _base64(image: Image.Image) -> str:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def post(server: ServerProcess, workflow: str | None, inputs: Any = None, **body: Any) -> httpx.Response:
+    gfdit = {} if workflow is None else {"workflow": workflow}
+    asked = {
+        "prompt": "a red panda",
+        "size": f"{SIDE}x{SIDE}",
+        "num_inference_steps": STEPS,
+        "seed": SEED,
+        "response_format": "b64_json",
+        "extra_params": {"gfdit": {**gfdit, "inputs": inputs or {}}},
+        **body,
+    }
+    return httpx.post(f"{server.base_url}/v1/images/generations", json=asked, timeout=HANG_S)
+
+
+def generate(server: ServerProcess, family: str, num_nets: int) -> np.ndarray:
+    from tests.adapters.components.generation import picture
+
+    inputs: dict[str, Any] = {f"image_{number}": _base64(picture(number)) for number in range(num_nets)}
+    inputs |= {"max_sequence_length": TEXT_TOKENS, "negative_prompt": "blurry"}
+    inputs |= {"guidance_scale": 4.0} if family == "sd3" else {"true_cfg_scale": 1.0}
+    if family == "flux":
+        del inputs["negative_prompt"]
+    answer = post(server, f"{family}-{num_nets}", inputs)
+    assert answer.status_code == 200, answer.text
+    data = base64.b64decode(answer.json()["data"][0]["b64_json"])
+    return np.asarray(Image.open(io.BytesIO(data)), dtype=np.int16)
+
+
+def make_reference(family: str, sources: dict[str, Any], num_nets: int) -> np.ndarray:
+    """In the process that has diffusers."""
+    from diffusers.image_processor import VaeImageProcessor
+
+    from tests.adapters.components.generation import Asked, Net, reference
+
+    nets = tuple(Net(path, scale=0.7, image_seed=number) for number, path in enumerate(sources["nets"][:num_nets]))
+    guidance = 4.0 if family == "sd3" else 1.0
+    asked = Asked(
+        family, sources["base"], nets, guidance=guidance, steps=STEPS, height=SIDE, width=SIDE, seed=SEED
+    )
+    (image,) = VaeImageProcessor().postprocess(reference(asked).image, output_type="pil")
+    return np.asarray(image, dtype=np.int16)
+
+
+@pytest.fixture(scope="module")
+def expected(source: Callable[..., str], diffusers: Child) -> Callable[[str, int], np.ndarray]:
+    made: dict[tuple[str, int], np.ndarray] = {}
+
+    def get(family: str, num_nets: int) -> np.ndarray:
+        if (family, num_nets) not in made:
+            nets = [source(f"{family}-controlnet", seed=seed) for seed in (0, 1)]
+            sources = {"base": source(family), "nets": nets}
+            made[family, num_nets] = diffusers.call("run", make_reference, family, sources, num_nets)
+        return made[family, num_nets]
+
+    return get
+
+
+ALL = [(family, num_nets) for family in ("flux", "sd3") for num_nets in range(3)]
+
+
+@pytest.mark.parametrize(("family", "num_nets"), ALL)
+def test_an_image_is_that_of_diffusers(
+    server: ServerProcess, expected: Callable[[str, int], np.ndarray], family: str, num_nets: int
+) -> None:
+    made = generate(server, family, num_nets)
+    difference = np.abs(made - expected(family, num_nets)).max()
+    assert difference == 0 if family == "flux" else difference <= 1
+    assert made.std() > 10, "there is nothing in the image"
+
+
+def test_all_at_once_are_themselves_alone_also_when_a_worker_is_killed(server: ServerProcess) -> None:
+    alone = {key: generate(server, *key) for key in ALL}
+    assert len({image.tobytes() for image in alone.values()}) == len(ALL), "a net changes nothing"
+    with ThreadPoolExecutor(len(ALL)) as threads:
+        asked = {key: threads.submit(partial(generate, server, *key)) for key in ALL}
+        workers = [p for p in psutil.Process(server.process.pid).children(recursive=True) if _is_worker(p)]
+        os.kill(workers[0].pid, signal.SIGKILL)
+        for key, future in asked.items():
+            assert np.array_equal(future.result(), alone[key]), key
+    wait_until(lambda: httpx.get(f"{server.base_url}/health").status_code == 200)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "DiffusionWorker" in " ".join([process.name(), *process.cmdline()])
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("workflow", "inputs", "message"),
+    [
+        ("none", {}, "there is no workflow 'none', workflows: flux-0, flux-1, flux-2, sd3-0, sd3-1, sd3-2"),
+        ("flux-1", {}, "workflow flux-1 needs the input 'image_0' (Image)"),
+        ("flux-1", {"image_0": "xx"}, "input 'image_0' is no image"),
+        ("flux-1", {"image_0": 3}, "input 'image_0' must be an image as base64, got 3"),
+        ("flux-0", {"style": 1}, "workflow flux-0 has no input 'style', inputs: prompt, negative_prompt, seed"),
+        ("sd3-0", {"seed": "a"}, "input 'seed' must be int, got 'a'"),
+        ("sd3-0", {"height": 100}, "height must be a multiple of 16 pixels, got 100"),
+        ("sd3-0", {"height": 10**9}, "pixels a frame, at most"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(server: ServerProcess, workflow: str, inputs: Any, message: str) -> None:
+    answer = post(server, workflow, inputs)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+    assert httpx.get(f"{server.base_url}/health").status_code == 200
+
+
+def test_without_a_name_the_first_workflow_is_meant(server: ServerProcess) -> None:
+    inputs = {"max_sequence_length": TEXT_TOKENS}
+    named, unnamed = (post(server, name, inputs).json()["data"] for name in ("flux-0", None))
+    assert named == unnamed
