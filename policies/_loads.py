@@ -16,7 +16,7 @@ def worthwhile_loads(
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
     That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
-    load it again, if somebody wants it. A component that is on no rank is loaded in any case, and of the ranks that
+    load it again, if somebody wants it. A component that is on no rank is loaded in any case; of the ranks that
     are possible that is taken which loses least.
     """
     table = view.components
