@@ -1,8 +1,8 @@
 """Splitting a transformer's tokens among the ranks of a task, at any length and for any attention backend.
 
 vLLM-Omni's own hooks do it, but for one step: where a length does not divide by the degree they pad it, and refuse
-backends that take no mask, since they leave padding in attention. Here it is cut off again before attention
-(:func:`gfdit.omni.ulysses.padding_of`), so nothing has to be masked, and models are not told that there is any.
+backends that take no mask, since they leave padding in attention. Here it does not get there
+(:func:`gfdit.omni.ulysses.num_real`), so nothing has to be masked, and models are not told that there is any.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vllm_omni.diffusion.hooks.sequence_parallel import (
     apply_sequence_parallel,
 )
 
+from gfdit.adapters.sequence_plan import LAST_SPLIT
 from gfdit.omni.task_scope import TaskDegrees
 
 
@@ -45,9 +46,12 @@ class PaddingSplitHook(SequenceParallelSplitHook):
             known = context.sp_shard_metadata.setdefault(shard_group, num_real)
             if known != num_real:
                 raise ValueError(f"tensors that are split as {shard_group!r} have {known} and {num_real} tokens")
-        if num_padding := -num_real % size:
-            if shard_group is None and context.sp_original_seq_len is None:
+        num_padding = -num_real % size
+        if shard_group is None and context.sp_original_seq_len is None:
+            context.sp_shard_metadata[LAST_SPLIT] = num_real
+            if num_padding:
                 context.sp_original_seq_len = num_real
+        if num_padding:
             zeros = x.new_zeros((*x.shape[:dim], num_padding, *x.shape[dim + 1 :]))
             x = torch.cat((x, zeros), dim=dim)
         return x.chunk(size, dim=dim)[get_sequence_parallel_rank()]
