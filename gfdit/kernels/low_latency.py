@@ -154,6 +154,12 @@ def first_pair(turn, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def pair_offsets(turn, BLOCK: tl.constexpr):
+    """Where in the message this program's pairs of a turn have their bytes (BLOCK,)."""
+    return (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
+
+
+@triton.jit
 def announce(edges, tile):
     """Store this program's token of the next instance; returns where its pairs go, and their flags.
 
@@ -165,6 +171,18 @@ def announce(edges, tile):
         signals, make_token(edges.digests, edges.generations, count + 1), edges.others, edges.group.ptx
     )
     return low_latency_slot(tile.group.lane, tile.peers, tile.rank, tile.published % 2), _flags(tile.published + 1)
+
+
+@triton.jit
+def store_to_all(edges, tile, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Announce, and store this program's pairs of one message for all peers."""
+    slots, flags = announce(edges, tile)
+    for turn in range(0, num_turns(num_bytes, BLOCK)):
+        offsets = pair_offsets(turn, BLOCK)
+        left = num_bytes - offsets
+        payload = load_payload(source + offsets, left, left > 0, WIDTH)[None, :]
+        pairs = slots[:, None] + offsets[None, :] * 2
+        store_pairs(pairs, payload, flags[:, None], tile.others[:, None] & (left > 0)[None, :], edges.group.ptx)
 
 
 @triton.jit
