@@ -66,7 +66,7 @@ FROM_SEED: dict[str, int] = {
     "requests-wait-for-as-long-as-it-takes": 1,
     "retries-have-no-end": 1,
     "strays-are-not-freed-after-a-fault": 87,
-    "what-was-begun-is-withdrawn-all-the-same": 75,
+    "what-was-begun-is-withdrawn-all-the-same": 392,
 }
 
 
