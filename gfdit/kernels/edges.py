@@ -28,22 +28,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gfdit.comm.layout import (
-    ABORT_WORD,
-    ARMED_WORD,
-    CREDIT_WORD,
-    LINE_BYTES,
-    MAX_CHUNKS,
-    SIGNAL_WORD,
-)
+from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, CREDIT_WORD, LINE_BYTES, MAX_CHUNKS, SIGNAL_WORD
 from gfdit.kernels.members import ROW_DIGEST, ranks_at, row
-from gfdit.kernels.memory import (
-    load_acquire_block,
-    now_ns,
-    spin_acquire_block,
-    store_release_block,
-    word_pointer,
-)
+from gfdit.kernels.memory import load_acquire_block, now_ns, spin_acquire_block, store_release_block, word_pointer
 
 # Words of ``lane``.
 LANE_RANK = tl.constexpr(0)
@@ -236,12 +223,6 @@ def signal(line_address, slot, chunk):
 def edge_state(lane, peer):
     """Address of the counters of the edges shared with ``peer``."""
     return tl.load(lane + LANE_STATE) + (_STATE_WORDS + peer * _EDGE_WORDS) * 8
-
-
-@triton.jit
-def read_edge(state, FIELD: tl.constexpr):
-    """A counter, at an address from ``edge_state`` (scalar or block)."""
-    return tl.load(word_pointer(state) + FIELD, volatile=True)
 
 
 @triton.jit

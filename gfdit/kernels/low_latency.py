@@ -25,6 +25,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import ARMED_WORD
 from gfdit.kernels.edges import (
     LATE,
+    LOOK_AROUND,
     WAITING,
     await_credit,
     await_words,
@@ -57,8 +58,6 @@ _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _LOW = tl.constexpr((1 << 32) - 1)
 _HIGHEST = tl.constexpr(-(1 << 63))
-# Polls between two looks at abort words and clock where a poll is a single look.
-_LOOK_AROUND = tl.constexpr(16)
 
 
 def tile_pairs(group: int, ptx: bool) -> int:
@@ -209,7 +208,7 @@ def await_pairs(edges, tile, offsets, wanted):
         observed = load_relaxed_block(signals, edges.others, edges.group.ptx)
         states = states_of(observed, tokens, edges.others, True)
         polls += 1
-        if edges.group.ptx or polls % _LOOK_AROUND == 0:
+        if edges.group.ptx or polls % LOOK_AROUND == 0:
             states = tl.maximum(states, look_around(edges, deadline))
         # In any order: an element for each thread, and not some for several.
         flat = tl.reshape(missing.to(tl.int32), (missing.numel,), can_reorder=True)

@@ -17,16 +17,7 @@ import triton
 import triton.language as tl
 
 from gfdit.kernels.compiled import launched
-from gfdit.kernels.edges import (
-    EDGE_OBSERVED,
-    edge_state,
-    finish,
-    low_latency_slot,
-    open_edges,
-    rank_at,
-    read_edge,
-    usable,
-)
+from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, finish, low_latency_slot, open_edges, rank_at, usable
 from gfdit.kernels.launch import SMALL, Launch, plan_launch
 from gfdit.kernels.low_latency import (
     PAYLOAD_WIDTHS,
@@ -39,7 +30,7 @@ from gfdit.kernels.low_latency import (
     tile_pairs,
 )
 from gfdit.kernels.members import Members
-from gfdit.kernels.memory import load_relaxed_block
+from gfdit.kernels.memory import load_relaxed_block, word_pointer
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -128,7 +119,7 @@ def _load_bits(values, elements, mask, DTYPE: tl.constexpr):
 def _load_arrived(edges, peer, elements, mask, DTYPE: tl.constexpr):
     """Like ``_load_bits``, of what ``peer`` sent, which has arrived."""
     BYTES: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    count = read_edge(edge_state(edges.group.lane, peer), EDGE_OBSERVED)
+    count = tl.load(word_pointer(edge_state(edges.group.lane, peer)) + EDGE_OBSERVED, volatile=True)
     slot = low_latency_slot(edges.group.lane, edges.rank, peer, count % 2)
     words = load_relaxed_block(slot + elements * BYTES // 4 * 8, mask, edges.group.ptx)
     return words >> (elements * BYTES % 4 * 8)

@@ -29,13 +29,7 @@ from gfdit.kernels.low_latency import (
     store_payload,
     tile_pairs,
 )
-from gfdit.kernels.members import (
-    ROW_RECV_OFFSET,
-    ROW_SEND_OFFSET,
-    Members,
-    edge_bytes_at,
-    part_at,
-)
+from gfdit.kernels.members import ROW_RECV_OFFSET, ROW_SEND_OFFSET, Members, edge_bytes_at, part_at
 
 
 def plan(members: Members, even: tuple[int, int, int], *, alignment: int, num_programs: int) -> Launch:

@@ -17,13 +17,7 @@ import triton
 import triton.language as tl
 
 from gfdit.kernels.copy import copy_bytes, round_share
-from gfdit.kernels.edges import (
-    LANE_MULTICAST,
-    LANE_MULTICAST_BASE,
-    LANE_MULTICAST_BYTES,
-    rank_at,
-    segment,
-)
+from gfdit.kernels.edges import LANE_MULTICAST, LANE_MULTICAST_BASE, LANE_MULTICAST_BYTES, rank_at, segment
 
 
 @triton.jit

@@ -17,16 +17,7 @@ import triton
 import triton.language as tl
 
 from gfdit.kernels.compiled import launched
-from gfdit.kernels.edges import (
-    await_credit,
-    finish,
-    may_begin,
-    observe,
-    open_edges,
-    publish,
-    rank_at,
-    usable,
-)
+from gfdit.kernels.edges import await_credit, finish, may_begin, observe, open_edges, publish, rank_at, usable
 from gfdit.kernels.launch import BULK, Launch, plan_launch
 from gfdit.kernels.members import Members
 from gfdit.kernels.multicast import cut, fence_alias, store_share, take_share
