@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: The key of the split length in vLLM-Omni's forward context. A plan splits one sequence.
 SHARD_GROUP = "gfdit"
+#: The same where vLLM-Omni's own plan splits: of the first sequence that is padded, else of the last one.
+LAST_SPLIT = "gfdit last split"
 
 
 class Split(NamedTuple):

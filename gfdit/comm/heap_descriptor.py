@@ -15,23 +15,24 @@ _OWN_FILES = "/proc/self/fd"
 _DELETED = " (deleted)"  # what the system adds to the name of an open file that has none any more
 BESIDE_LANE = "beside"  # what runs beside the compute lane, and belongs to it
 DEFAULT_LANES = ("compute", "migration", BESIDE_LANE)
-DEFAULT_SLOT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class HeapDescriptor:
     """All a rank needs to attach. Pickles, and goes through JSON with ``to_json`` / ``from_json``.
 
-    ``path`` is a file where the ranks meet. ``selector_table`` is a file of measurements, see
-    ``gfdit.comm.selector_table``; without one, paths are chosen by rule. ``devices`` names the one of each rank,
-    see ``gfdit.comm.devices``; without, and on a CPU, there is nothing to choose.
+    ``path`` is a file where the ranks meet. ``slot_bytes`` is the size of a data slot, of which there are four per
+    lane and unordered pair of ranks; what the other sizes are is said in ``gfdit.comm.layout``. ``selector_table``
+    is a file of measurements, see ``gfdit.comm.selector_table``; without one, paths are chosen by rule.
+    ``devices`` names the one of each rank, see ``gfdit.comm.devices``; without, and on a CPU, there is nothing to
+    choose.
     """
 
     path: str
     session: int
     world_size: int
     lanes: tuple[str, ...]
-    slot_bytes: int
+    slot_bytes: int = 256 * 1024
     scratch_bytes: int = 0
     low_latency_bytes: int = 0
     export_bytes: int = 0

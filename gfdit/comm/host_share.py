@@ -35,10 +35,6 @@ class NoKernels(SharedMemoryHeap):
 
         return KernelTransport(self, lane, timeout_s)
 
-    @property
-    def selector_table(self) -> None:  # type: ignore[override]
-        return None
-
 
 def measure_host(rounds: int) -> dict[str, list[float]]:
     """Microseconds of a call, by operation and round; and of the exchanges of a step of ``BLOCKS`` blocks."""

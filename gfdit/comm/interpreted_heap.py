@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from gfdit.comm.heap import Transport
-from gfdit.comm.selector_table import SelectorTable
 from gfdit.comm.shared_memory_heap import SharedMemoryHeap
 
 
 class InterpretedHeap(SharedMemoryHeap):
     """Only for rank processes of their own: interpreted or compiled is decided when triton is imported."""
-
-    @property
-    def selector_table(self) -> SelectorTable | None:  # type: ignore[override]
-        path = self.descriptor.selector_table
-        return SelectorTable.load(Path(path)) if path else None
 
     def open_lane(self, lane: str, *, timeout_s: float) -> Transport:  # type: ignore[override]
         if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
+from gfdit.comm.described_heap import DescribedHeap
 from gfdit.comm.futex import default_waiter
 from gfdit.comm.heap import Transport
-from gfdit.comm.heap_descriptor import DEFAULT_LANES, DEFAULT_SLOT_BYTES, HeapDescriptor, Lanes
-from gfdit.comm.heap_tensors import HeapTensors
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor
 from gfdit.comm.host_transport import HostTransport
 from gfdit.comm.memory_order import memory_fence
-from gfdit.comm.selector_table import SelectorTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,11 @@ class _World:
 
     descriptor: HeapDescriptor
     memory: torch.Tensor
-    selector_table: SelectorTable | None
     meeting: threading.Barrier
 
 
-class LocalHeap:
+class LocalHeap(DescribedHeap):
     """One virtual rank's view of the common memory; see ``KernelHeap``. Make all of them with ``create``."""
-
-    multicast_pointer = 0
 
     @classmethod
     def create(
@@ -47,51 +42,30 @@ class LocalHeap:
         *,
         device: torch.device | str = "cpu",
         lanes: Sequence[str] = DEFAULT_LANES,
-        slot_bytes: int = DEFAULT_SLOT_BYTES,
         selector_table: str = "",
         **sizes: int,
     ) -> list[LocalHeap]:
-        """The heaps of all virtual ranks, by rank. ``sizes``: the other sizes of ``SharedMemoryHeap.create``.
+        """The heaps of all virtual ranks, by rank. ``sizes``: those of ``HeapDescriptor``.
 
         Raises ValueError on bad arguments and for a device that is neither a CPU nor a CUDA device at hand.
         """
         device = checked_device(device)
-        descriptor = HeapDescriptor.make("local", world_size, lanes, slot_bytes=slot_bytes, **sizes)
+        descriptor = HeapDescriptor.make("local", world_size, lanes, **sizes)
         memory = torch.zeros(world_size * descriptor.layout.segment_bytes, dtype=torch.uint8, device=device)
-        table = SelectorTable.load(Path(selector_table)) if selector_table else None
-        world = _World(descriptor, memory, table, threading.Barrier(world_size))
+        descriptor = replace(descriptor, selector_table=selector_table)
+        world = _World(descriptor, memory, threading.Barrier(world_size))
         return [cls(world, rank) for rank in range(world_size)]
 
     def __init__(self, world: _World, rank: int) -> None:
-        self.rank = rank
+        super().__init__(world.descriptor, rank)
         self.device = world.memory.device
-        self.layout = world.descriptor.layout
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._world = world
-        self._lanes = Lanes(rank, world.descriptor.lanes)
-        self.tensors = HeapTensors(self._scratch, self.layout.scratch_bytes)
-
-    @property
-    def world_size(self) -> int:
-        return self._world.descriptor.world_size
-
-    @property
-    def session(self) -> int:
-        return self._world.descriptor.session
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        return self._world.descriptor.lanes
-
-    @property
-    def selector_table(self) -> SelectorTable | None:
-        return self._world.selector_table
 
     def base_pointer(self, rank: int) -> int:
         return self._world.memory.data_ptr() + rank * self.layout.segment_bytes
 
     def segment(self, rank: int) -> torch.Tensor:
-        """All of ``rank``'s segment, uint8."""
         begin = rank * self.layout.segment_bytes
         return self._world.memory[begin : begin + self.layout.segment_bytes]
 
@@ -124,14 +98,6 @@ class LocalHeap:
     def leave(self) -> None:
         """This rank will not meet the others again."""
         self._world.meeting.abort()
-
-    def close(self) -> None:
-        """No lane can be opened any more; the memory goes with the last rank that uses it."""
-        self._lanes.closed = True
-
-    def _scratch(self) -> torch.Tensor:
-        begin = self.layout.scratch_offset
-        return self.segment(self.rank)[begin : begin + self.layout.scratch_bytes]
 
 
 def checked_device(device: torch.device | str) -> torch.device:

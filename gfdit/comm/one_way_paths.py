@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 from gfdit.comm.choice import Choice, Path
 from gfdit.kernels import gate, low_latency_broadcast, multicast_broadcast, recv, send
@@ -45,24 +46,17 @@ def _num_programs(num_bytes: int, choice: Choice) -> int:
     return max(min(choice.num_programs, -(-num_bytes // choice.chunk_bytes)), 1)
 
 
-def _low_latency_push(members: Members, num_bytes: int, choice: Choice) -> Run:
-    return low_latency_broadcast.plan_push(members, num_bytes, num_programs=choice.num_programs)
+def _of_shares(kernels: ModuleType) -> OneWayPath:
+    """Kernels whose programs take their shares of a message, in no chunks."""
 
+    def planned(plan: Callable[..., Run]) -> Callable[[Members, int, Choice], Run]:
+        return lambda members, num_bytes, choice: plan(members, num_bytes, num_programs=choice.num_programs)
 
-def _low_latency_pull(members: Members, num_bytes: int, choice: Choice) -> Run:
-    return low_latency_broadcast.plan_pull(members, num_bytes, num_programs=choice.num_programs)
-
-
-def _multicast_push(members: Members, num_bytes: int, choice: Choice) -> Run:
-    return multicast_broadcast.plan_push(members, num_bytes, num_programs=choice.num_programs)
-
-
-def _multicast_pull(members: Members, num_bytes: int, choice: Choice) -> Run:
-    return multicast_broadcast.plan_pull(members, num_bytes, num_programs=choice.num_programs)
+    return OneWayPath(planned(kernels.plan_push), planned(kernels.plan_pull))
 
 
 ONE_WAY_PATHS: Mapping[Path, OneWayPath] = {
-    Path.LOW_LATENCY: OneWayPath(_low_latency_push, _low_latency_pull),
+    Path.LOW_LATENCY: _of_shares(low_latency_broadcast),
     Path.PUSH: OneWayPath(_push, _pull),
-    Path.MULTICAST: OneWayPath(_multicast_push, _multicast_pull),
+    Path.MULTICAST: _of_shares(multicast_broadcast),
 }

@@ -13,8 +13,11 @@ looks alike, or removed because nothing uses its result.
 They are registered by ``torch.library.Library``, whose operators cost the host about 3 µs a call. So there is one
 way and not two: models that are not compiled call them, too.
 
+S need not divide by the degree: L is S / P rounded up, and what the last members have beyond S is not sent, and
+comes back as zeros. S is an argument, so one graph serves lengths that divide and such that do not.
+
 Shape letters: B batch, L own image tokens, S image tokens of all members, T replicated (text) tokens, H heads, h
-own heads, D head size.
+own heads, D head size, P ranks.
 """
 
 from __future__ import annotations
@@ -114,26 +117,37 @@ def _scatter_heads(
     value: torch.Tensor,
     text: list[torch.Tensor],
     text_first: bool,
+    num_image: int,
     degree: int,
 ) -> tuple[torch.Tensor, ...]:
     comm, group = _looked_up("sp", degree)
-    image = query, key, value
+    tokens = _tokens_of_members(num_image, query.shape[1], degree)
+    image: Sequence[torch.Tensor] = (query, key, value)
+    if tokens is not None:
+        image = [tensor[:, : tokens[group.index]] for tensor in image]
     if not text:
-        return comm.scatter_heads(image, group)
-    joint = comm.empty_for_heads(_joint_shapes(image, text, degree), query.dtype)
+        return comm.scatter_heads(image, group, tokens=tokens)
+    joint = comm.empty_for_heads(_joint_shapes(image, text, num_image, degree), query.dtype)
     split = [_text_and_image(tensor, text[0].shape[1], text_first) for tensor in joint]
     for (text_part, _), tensor in zip(split, text, strict=True):
         text_part.copy_(tensor.chunk(degree, dim=2)[group.index])
-    comm.scatter_heads(image, group, out=[image_part for _, image_part in split])
+    comm.scatter_heads(image, group, tokens=tokens, out=[image_part for _, image_part in split])
     return joint
 
 
+def _tokens_of_members(num_image: int, num_own: int, degree: int) -> list[int] | None:
+    """How many of the image's tokens each member has among its ``num_own``; None if all of them are."""
+    if num_image == degree * num_own:
+        return None
+    return [min(max(num_image - index * num_own, 0), num_own) for index in range(degree)]
+
+
 def _joint_shapes(
-    image: Sequence[torch.Tensor], text: Sequence[torch.Tensor], degree: int
+    image: Sequence[torch.Tensor], text: Sequence[torch.Tensor], num_image: int, degree: int
 ) -> list[tuple[int, ...]]:
     """Room for text and image tokens with one member's share of the heads: (B, T + S, H / P, D) each."""
-    num_text = text[0].shape[1] if text else 0
-    return [(t.shape[0], num_text + degree * t.shape[1], t.shape[2] // degree, t.shape[3]) for t in image]
+    num_tokens = num_image + (text[0].shape[1] if text else 0)
+    return [(t.shape[0], num_tokens, t.shape[2] // degree, t.shape[3]) for t in image]
 
 
 def _scatter_heads_fake(
@@ -143,35 +157,44 @@ def _scatter_heads_fake(
     value: torch.Tensor,
     text: list[torch.Tensor],
     text_first: bool,
+    num_image: int,
     degree: int,
 ) -> tuple[torch.Tensor, ...]:
     image = query, key, value
-    return tuple(t.new_empty(shape) for t, shape in zip(image, _joint_shapes(image, text, degree), strict=True))
+    shapes = _joint_shapes(image, text, num_image, degree)
+    return tuple(t.new_empty(shape) for t, shape in zip(image, shapes, strict=True))
 
 
 def _gather_heads(
-    order: torch.Tensor, tensor: torch.Tensor, num_text: int, text_first: bool, degree: int
+    order: torch.Tensor, tensor: torch.Tensor, num_text: int, text_first: bool, num_own: int, degree: int
 ) -> torch.Tensor:
     comm, group = _looked_up("sp", degree)
-    if num_text == 0:
+    tokens = _tokens_of_members(tensor.shape[1] - num_text, num_own, degree)
+    if num_text == 0 and tokens is None:
         return comm.gather_heads(tensor, group)
-    (output,) = comm.empty_for_heads([_gathered_shape(tensor, num_text, degree)], tensor.dtype)
+    shape = _gathered_shape(tensor, num_text, num_own, degree)
+    (output,) = comm.empty_for_heads([shape], tensor.dtype)
     text, image = _text_and_image(tensor, num_text, text_first)
     text_out, image_out = _text_and_image(output, num_text, text_first)
-    comm.gather_heads(image, group, out=image_out)
-    comm.gather_heads(text, group, replicated=True, out=text_out)
+    if tokens is not None:
+        num_real = tokens[group.index]
+        image_out[:, num_real:].zero_()
+        image_out = image_out[:, :num_real]
+    comm.gather_heads(image, group, tokens=tokens, out=image_out)
+    if num_text:
+        comm.gather_heads(text, group, replicated=True, out=text_out)
     return output
 
 
 def _gather_heads_fake(
-    order: torch.Tensor, tensor: torch.Tensor, num_text: int, text_first: bool, degree: int
+    order: torch.Tensor, tensor: torch.Tensor, num_text: int, text_first: bool, num_own: int, degree: int
 ) -> torch.Tensor:
-    return tensor.new_empty(_gathered_shape(tensor, num_text, degree))
+    return tensor.new_empty(_gathered_shape(tensor, num_text, num_own, degree))
 
 
-def _gathered_shape(tensor: torch.Tensor, num_text: int, degree: int) -> tuple[int, ...]:
-    batch, total, heads, head_size = tensor.shape
-    return batch, num_text + (total - num_text) // degree, heads * degree, head_size
+def _gathered_shape(tensor: torch.Tensor, num_text: int, num_own: int, degree: int) -> tuple[int, ...]:
+    batch, _, heads, head_size = tensor.shape
+    return batch, num_text + num_own, heads * degree, head_size
 
 
 def _text_and_image(joint: torch.Tensor, num_text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,9 +217,13 @@ def _attend_in_ring(
     replicated: list[torch.Tensor],
     replicated_mask: torch.Tensor | None,
     scale: float,
+    num_image: int,
     degree: int,
 ) -> torch.Tensor:
     comm, group = _looked_up("sp", degree)
+    num_tokens = degree * key.shape[1]
+    if key_mask is None and num_image < num_tokens:  # what evens out the shards goes round with the rest
+        key_mask = (torch.arange(num_tokens, device=key.device) < num_image).expand(key.shape[0], num_tokens)
     text = Block(replicated[0], replicated[1], replicated_mask) if replicated else None
     attended = ring_attention(comm, group, query, key, value, scale=scale, key_mask=key_mask, replicated=text)
     return attended.contiguous()
@@ -211,6 +238,7 @@ def _attend_in_ring_fake(
     replicated: list[torch.Tensor],
     replicated_mask: torch.Tensor | None,
     scale: float,
+    num_image: int,
     degree: int,
 ) -> torch.Tensor:
     return query.new_empty(query.shape)
@@ -246,25 +274,29 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> A
     return getattr(torch.ops.gfdit, name).default
 
 
-#: ``scatter_heads(order, query, key, value, text, text_first, degree)``: before attention, (B, L, H, D) each to
-#: (B, S, h, D); with ``text``, three of (B, T, H, D) that are the same on all members, to (B, T + S, h, D).
+#: ``scatter_heads(order, query, key, value, text, text_first, num_image, degree)``: before attention, (B, L, H, D)
+#: each to (B, S, h, D), where S is ``num_image``; with ``text``, three of (B, T, H, D) that are the same on all
+#: members, to (B, T + S, h, D).
 scatter_heads = _define(
     "scatter_heads(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor[] text, bool text_first, "
-    "SymInt degree) -> (Tensor, Tensor, Tensor)",
+    "SymInt num_image, SymInt degree) -> (Tensor, Tensor, Tensor)",
     _scatter_heads,
     _scatter_heads_fake,
 )
-#: ``gather_heads(order, tensor, num_text, text_first, degree)``: (B, T + S, h, D) back to (B, T + L, H, D).
+#: ``gather_heads(order, tensor, num_text, text_first, num_own, degree)``: (B, T + S, h, D) back to
+#: (B, T + L, H, D), where L is ``num_own``.
 gather_heads = _define(
-    "gather_heads(Tensor(a!) order, Tensor tensor, SymInt num_text, bool text_first, SymInt degree) -> Tensor",
+    "gather_heads(Tensor(a!) order, Tensor tensor, SymInt num_text, bool text_first, SymInt num_own, "
+    "SymInt degree) -> Tensor",
     _gather_heads,
     _gather_heads_fake,
 )
-#: ``attend_in_ring(order, query, key, value, key_mask, replicated, replicated_mask, scale, degree)``: see
-#: ``gfdit.comm.ring_attention``; ``replicated`` is nothing, or keys and values that all members have.
+#: ``attend_in_ring(order, query, key, value, key_mask, replicated, replicated_mask, scale, num_image, degree)``:
+#: see ``gfdit.comm.ring_attention``; ``replicated`` is nothing, or keys and values that all members have. Without
+#: a ``key_mask`` the first ``num_image`` keys count.
 attend_in_ring = _define(
     "attend_in_ring(Tensor(a!) order, Tensor query, Tensor key, Tensor value, Tensor? key_mask, "
-    "Tensor[] replicated, Tensor? replicated_mask, float scale, SymInt degree) -> Tensor",
+    "Tensor[] replicated, Tensor? replicated_mask, float scale, SymInt num_image, SymInt degree) -> Tensor",
     _attend_in_ring,
     _attend_in_ring_fake,
 )

@@ -26,9 +26,9 @@ from dataclasses import replace
 
 import torch
 
+from gfdit.comm.described_heap import DescribedHeap
 from gfdit.comm.futex import default_waiter
-from gfdit.comm.heap_descriptor import DEFAULT_LANES, DEFAULT_SLOT_BYTES, HeapDescriptor, Lanes
-from gfdit.comm.heap_tensors import HeapTensors
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor
 from gfdit.comm.host_transport import HostTransport
 from gfdit.comm.memory_order import memory_fence
 
@@ -37,15 +37,14 @@ _PREFIX = "gfdit-heap-"
 _ABANDONED_AFTER_S = 3600.0
 
 
-class SharedMemoryHeap:
+class SharedMemoryHeap(DescribedHeap):
     """A ``SymmetricHeap`` over POSIX shared memory. Make one with ``create`` + ``attach``.
 
     Close it only when no thread is inside a collective: operations on a closed heap raise ValueError.
     """
 
     _transport_class: type[HostTransport] = HostTransport
-    # Only kernels have a choice.
-    selector_table = None
+    device = torch.device("cpu")
 
     @classmethod
     def create(
@@ -53,31 +52,15 @@ class SharedMemoryHeap:
         world_size: int,
         *,
         lanes: Sequence[str] = DEFAULT_LANES,
-        slot_bytes: int = DEFAULT_SLOT_BYTES,
-        scratch_bytes: int = 0,
-        low_latency_bytes: int = 0,
-        export_bytes: int = 0,
-        multicast_bytes: int = 0,
-        place_bytes: int = 0,
+        **sizes: int,
     ) -> HeapDescriptor:
         """Reserve the memory for ``world_size`` ranks; the caller owns it and must ``unlink`` the descriptor.
 
-        ``slot_bytes`` is the size of a data slot; there are four per lane and unordered rank pair. The host
-        transport needs no ``low_latency_bytes``, ``export_bytes``, ``multicast_bytes`` and ``place_bytes``;
-        kernels do.
+        ``sizes``: those of ``HeapDescriptor``. The host transport needs no ``low_latency_bytes``,
+        ``export_bytes``, ``multicast_bytes`` and ``place_bytes``; kernels do.
         Raises OSError with one clear line when the memory is not there, ValueError on bad arguments.
         """
-        descriptor = HeapDescriptor.make(
-            "shared_memory",
-            world_size,
-            lanes,
-            slot_bytes=slot_bytes,
-            scratch_bytes=scratch_bytes,
-            low_latency_bytes=low_latency_bytes,
-            export_bytes=export_bytes,
-            multicast_bytes=multicast_bytes,
-            place_bytes=place_bytes,
-        )
+        descriptor = HeapDescriptor.make("shared_memory", world_size, lanes, **sizes)
         directory = _directory()
         _remove_abandoned(directory)
         path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
@@ -90,46 +73,17 @@ class SharedMemoryHeap:
         return cls(descriptor, rank)
 
     def __init__(self, descriptor: HeapDescriptor, rank: int) -> None:
-        descriptor.check_rank(rank)
-        self.descriptor = descriptor
-        self.layout = descriptor.layout
-        self._rank = rank
+        super().__init__(descriptor, rank)
         self._fence = memory_fence()
         self._waiter = default_waiter()
-        self._lanes = Lanes(rank, descriptor.lanes)
         self._fd = os.open(descriptor.path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         self._map = mmap.mmap(self._fd, self.layout.segment_bytes * descriptor.world_size)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._words = memoryview(self._map).cast("B").cast("Q")
-        self.tensors = HeapTensors(lambda: self.scratch(rank), descriptor.scratch_bytes)
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self.descriptor.world_size
-
-    @property
-    def session(self) -> int:
-        return self.descriptor.session
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        return self.descriptor.lanes
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def base_pointer(self, rank: int) -> int:
         return self._address + rank * self.layout.segment_bytes
-
-    @property
-    def multicast_pointer(self) -> int:
-        return 0
 
     def segment(self, rank: int) -> torch.Tensor:
         """All of ``rank``'s segment, uint8; drop every view before ``close``."""
@@ -137,15 +91,10 @@ class SharedMemoryHeap:
         # Unlike a tensor over the map itself, this one keeps the map from being closed.
         return torch.frombuffer((ctypes.c_uint8 * size).from_buffer(self._map, rank * size), dtype=torch.uint8)
 
-    def scratch(self, rank: int) -> torch.Tensor:
-        """``rank``'s scratch region, uint8 of ``scratch_bytes``; drop every view before ``close``."""
-        begin = self.layout.scratch_offset
-        return self.segment(rank)[begin : begin + self.descriptor.scratch_bytes]
-
     def open_lane(self, lane: str, *, timeout_s: float) -> HostTransport:
         lane_index = self._lanes.open(lane)
         return self._transport_class(
-            rank=self._rank,
+            rank=self.rank,
             lane=lane,
             lane_index=lane_index,
             layout=self.layout,
@@ -160,7 +109,7 @@ class SharedMemoryHeap:
         """Unmap and drop the lock. Memory still viewed by a tensor is unmapped when the tensor goes."""
         if self._lanes.closed:
             return
-        self._lanes.closed = True
+        super().close()
         self._words.release()
         with contextlib.suppress(BufferError):
             self._map.close()
@@ -168,12 +117,6 @@ class SharedMemoryHeap:
 
     def unlink(self) -> None:
         self.descriptor.unlink()
-
-    def __enter__(self) -> SharedMemoryHeap:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _directory() -> str:

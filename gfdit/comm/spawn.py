@@ -56,7 +56,7 @@ def spawn(
 
     ``heap``: "shared_memory" (CPU), "torch_symmetric" (a GPU per rank), "interpreted" (CPU, kernels run by
     Triton's interpreter), each with one process per rank; or "local": virtual ranks on ``device``, in threads of
-    this process. ``sizes``: ``slot_bytes`` and the other sizes of ``SharedMemoryHeap.create``.
+    this process. ``sizes``: those of ``HeapDescriptor``.
     ``selector_table``: file with measurements to choose paths by. ``devices``: one for each rank of
     "torch_symmetric", see ``gfdit.comm.devices``; several ranks may share one.
 

@@ -10,16 +10,14 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from gfdit.comm.cuda_setup import prepare_process
+from gfdit.comm.described_heap import DescribedHeap
 from gfdit.comm.devices import check_devices, check_peer_access, names_of, own_device
 from gfdit.comm.heap import Transport
-from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor, Lanes
-from gfdit.comm.heap_tensors import HeapTensors
-from gfdit.comm.selector_table import SelectorTable
+from gfdit.comm.heap_descriptor import DEFAULT_LANES, HeapDescriptor
 from gfdit.comm.torch_symmetric_memory import map_segments
 
 _RENDEZVOUS_TIMEOUT_S = 300.0
@@ -36,7 +34,7 @@ DEVICE_SIZES = {
 }
 
 
-class TorchSymmetricHeap:
+class TorchSymmetricHeap(DescribedHeap):
     """A ``KernelHeap``; make one with ``create`` + ``attach``."""
 
     @classmethod
@@ -51,7 +49,7 @@ class TorchSymmetricHeap:
         """Describe a heap of ``world_size`` GPUs; memory is taken when they attach. ``unlink`` it in the end.
 
         ``devices``: one for each rank, see ``gfdit.comm.devices``; by default rank ``r`` works on device ``r``.
-        ``sizes``: as of ``SharedMemoryHeap.create``, by default ``DEVICE_SIZES``. Raises ValueError, in one clear
+        ``sizes``: those of ``HeapDescriptor``, by default ``DEVICE_SIZES``. Raises ValueError, in one clear
         line, on bad arguments and if this machine cannot do it.
         """
         prepare_process()
@@ -81,13 +79,8 @@ class TorchSymmetricHeap:
         self, descriptor: HeapDescriptor, rank: int, device: torch.device, symmetric_memory: object = None
     ) -> None:
         """``symmetric_memory``: see ``map_segments``."""
-        self.descriptor = descriptor
-        self.layout = descriptor.layout
-        self.rank = rank
+        super().__init__(descriptor, rank)
         self.device = device
-        self.selector_table = (
-            SelectorTable.load(Path(descriptor.selector_table)) if descriptor.selector_table else None
-        )
         self._segments = map_segments(
             self.layout.segment_bytes,
             device,
@@ -97,24 +90,7 @@ class TorchSymmetricHeap:
             timeout_s=_RENDEZVOUS_TIMEOUT_S,
             symmetric_memory=symmetric_memory,
         )
-        self._lanes = Lanes(rank, descriptor.lanes)
-        self.tensors = HeapTensors(self._scratch, self.layout.scratch_bytes)
-
-    @property
-    def world_size(self) -> int:
-        return self.descriptor.world_size
-
-    @property
-    def session(self) -> int:
-        return self.descriptor.session
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        return self.descriptor.lanes
-
-    @property
-    def multicast_pointer(self) -> int:
-        return self._segments.multicast_pointer
+        self.multicast_pointer = self._segments.multicast_pointer
 
     def base_pointer(self, rank: int) -> int:
         return self._segments.by_rank[rank].data_ptr()
@@ -129,17 +105,3 @@ class TorchSymmetricHeap:
 
         self._lanes.open(lane)
         return KernelTransport(self, lane, timeout_s)
-
-    def close(self) -> None:
-        """No lane can be opened any more. The memory goes with the process: peers may still be reading it."""
-        self._lanes.closed = True
-
-    def __enter__(self) -> TorchSymmetricHeap:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _scratch(self) -> torch.Tensor:
-        begin = self.layout.scratch_offset
-        return self.segment(self.rank)[begin : begin + self.layout.scratch_bytes]

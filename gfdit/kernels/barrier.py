@@ -1,4 +1,6 @@
-"""Barrier: one program stores a token for every peer and waits for all of theirs.
+"""Barrier::
+
+    token to all | await the token of all
 
 An instance without bytes, so agreement is all there is: ``gfdit.comm.agreement``. What a rank did before is
 visible to whoever has left the barrier.
@@ -11,9 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.edges import await_credit, finish, observe, open_edges, publish, usable
 from gfdit.kernels.launch import ONE_WARP, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.members import Members
 
 
 def plan(members: Members) -> Launch:
@@ -21,22 +24,10 @@ def plan(members: Members) -> Launch:
     return plan_launch(barrier, members, 1, ONE_WARP)
 
 
-@triton.jit(do_not_specialize=MEMBERS)
-def barrier(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    PTX: tl.constexpr,
-):
+@launched
+def barrier(members, GROUP: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr):
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
-    _barrier(open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP))
+    _barrier(open_edges(members, PACKED, PTX, GROUP))
 
 
 @triton.jit

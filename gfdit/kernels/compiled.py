@@ -1,25 +1,36 @@
 """A kernel with its constants, compiled ahead of its first launch: no GPU is needed to compile, only to load.
 
-Run-time parameters have fixed types, whatever values come: ``lane`` and ``table`` are pointers to 64-bit words,
-everything else is annotated or a 64-bit integer. Triton's own launch would look at the values (zero, one,
+Run-time parameters have fixed types, whatever values come: everything is a 64-bit integer, or a pointer to such
+(``_TOLD``). Triton's own launch would look at the values (zero, one,
 divisible by 16, 32 bits wide) and compile another variant for some of them, in the middle of serving.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 
-_POINTERS = ("lane", "table")
+from gfdit.kernels.members import Told
+
+# Of the parameter ``members``.
+_TOLD = Told(*["i64"] * len(Told._fields))._replace(lane="*i64", table="*i64")
 _TUPLES = ("addresses", "strides")
 # Few programs run at a time, so one may have all registers of a multiprocessor, and a thread as many as there are;
 # left alone the assembler may spill to use fewer.
 _REGISTERS, _MAX_REGISTERS = 65536, 255
+
+
+def launched(function: Callable[..., None]) -> Any:
+    """``triton.jit`` of a kernel: no value of a run-time parameter makes Triton compile another variant."""
+    types = function.__annotations__
+    names = inspect.signature(function).parameters
+    return triton.jit(function, do_not_specialize=[n for n in names if "constexpr" not in str(types.get(n))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +79,8 @@ def signature(variant: Variant) -> Mapping[str, Any]:
     for parameter in variant.kernel.params:
         if parameter.is_constexpr:
             types[parameter.name] = "constexpr"
-        elif parameter.name in _POINTERS:
-            types[parameter.name] = "*i64"
+        elif parameter.name == "members":
+            types[parameter.name] = _TOLD
         elif parameter.name in _TUPLES:
             types[parameter.name] = tuple(("i64",) * length for length in next(tuples))
         else:

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.copy import copy_bytes
 from gfdit.kernels.direct_rounds import direct_rounds, place_words
 from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, line, open_edges, rank_at, segment
 from gfdit.kernels.launch import BULK, FEW_WIDTHS, WIDTHS, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.members import Members
 from gfdit.kernels.memory import word_pointer
 from gfdit.kernels.push_exchange import ByteParts, keep_bytes, received_part, sent_part
 
@@ -43,31 +44,16 @@ def plan(members: Members, even: tuple[int, int, int], *, pull: bool, alignment:
     )
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "source", "target", "send_stride", "recv_stride", "num_bytes"))
+@launched
 def direct_exchange(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    source: tl.int64,
-    target: tl.int64,
-    send_stride: tl.int64,
-    recv_stride: tl.int64,
+    members, source: tl.int64, target: tl.int64, send_stride: tl.int64, recv_stride: tl.int64,
     num_bytes: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    PULL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, PULL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
     direct_rounds(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
+        open_edges(members, PACKED, PTX, GROUP, ROWS=True),
         DirectParts(ByteParts(source, target, send_stride, recv_stride, num_bytes, WIDTH, BLOCK), PULL),
         announce_part, move_part, keep_part,
     )  # fmt: skip

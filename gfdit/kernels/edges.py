@@ -28,23 +28,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gfdit.comm.layout import (
-    ABORT_WORD,
-    ARMED_WORD,
-    CREDIT_WORD,
-    LINE_BYTES,
-    MAX_CHUNKS,
-    SIGNAL_WORD,
-)
+from gfdit.comm.layout import ABORT_WORD, ARMED_WORD, CREDIT_WORD, LINE_BYTES, MAX_CHUNKS, SIGNAL_WORD
 from gfdit.kernels.members import ROW_DIGEST, ranks_at, row
-from gfdit.kernels.memory import (
-    load_acquire_block,
-    now_ns,
-    spin_acquire_block,
-    store_release,
-    store_release_block,
-    word_pointer,
-)
+from gfdit.kernels.memory import load_acquire_block, now_ns, spin_acquire_block, store_release_block, word_pointer
 
 # Words of ``lane``.
 LANE_RANK = tl.constexpr(0)
@@ -107,7 +93,7 @@ _CREDIT_DIGEST = tl.constexpr(1)
 
 
 class Group(NamedTuple):
-    """What every kernel is told first: see ``Members.arguments``.
+    """``Told``, how the group is told, and whether the code is compiled.
 
     Here and in other tuples what is ``constexpr`` stays so from function to function, not through an assignment.
     So a kernel makes its tuples where it calls what does the work.
@@ -151,17 +137,21 @@ def rank_at(group, position):
 
 @triton.jit
 def open_edges(
-    lane, ranks_low, ranks_high, table, size, index, digest, operation,
-    PACKED: tl.constexpr, PTX: tl.constexpr, GROUP: tl.constexpr,
+   
+    members, PACKED: tl.constexpr, PTX: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr = False, FIRST: tl.constexpr = False,
 ):  # fmt: skip
     """Those to all other members, or only that to the ``FIRST`` one. ``GROUP``: ``Members.vector_size``.
 
-    ``ROWS``: a table, if there is one, says the digest of each edge, too.
+    ``members``: ``Told``. ``ROWS``: a table, if there is one, says the digest of each edge, too.
     """
     return _opened(
-        Group(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX), GROUP, ROWS, FIRST
-    )
+        Group(
+            members.lane, members.ranks_low.to(tl.int64), members.ranks_high.to(tl.int64), members.table,
+            members.size, members.index, members.digest, members.operation, PACKED, PTX,
+        ),
+        GROUP, ROWS, FIRST,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -208,16 +198,19 @@ def line(lane, owner, peer):
 @triton.jit
 def data_slot(lane, owner, peer, slot):
     """Address of data slot ``slot`` in ``owner``'s segment that ``peer`` writes."""
-    index = (peer - (peer > owner).to(tl.int64)) * 2 + slot
-    return segment(lane, owner) + tl.load(lane + LANE_SLOTS) + index * tl.load(lane + LANE_SLOT_BYTES)
+    return _slot(lane, owner, peer, slot, LANE_SLOTS, LANE_SLOT_BYTES)
 
 
 @triton.jit
 def low_latency_slot(lane, owner, peer, slot):
     """Address of low-latency slot ``slot`` in ``owner``'s segment that ``peer`` writes."""
+    return _slot(lane, owner, peer, slot, LANE_LOW_LATENCY, LANE_LOW_LATENCY_SLOT_BYTES)
+
+
+@triton.jit
+def _slot(lane, owner, peer, slot, FIRST: tl.constexpr, BYTES: tl.constexpr):
     index = (peer - (peer > owner).to(tl.int64)) * 2 + slot
-    size = tl.load(lane + LANE_LOW_LATENCY_SLOT_BYTES)
-    return segment(lane, owner) + tl.load(lane + LANE_LOW_LATENCY) + index * size
+    return segment(lane, owner) + tl.load(lane + FIRST) + index * tl.load(lane + BYTES)
 
 
 @triton.jit
@@ -230,12 +223,6 @@ def signal(line_address, slot, chunk):
 def edge_state(lane, peer):
     """Address of the counters of the edges shared with ``peer``."""
     return tl.load(lane + LANE_STATE) + (_STATE_WORDS + peer * _EDGE_WORDS) * 8
-
-
-@triton.jit
-def read_edge(state, FIELD: tl.constexpr):
-    """A counter, at an address from ``edge_state`` (scalar or block)."""
-    return tl.load(word_pointer(state) + FIELD, volatile=True)
 
 
 @triton.jit
@@ -281,7 +268,9 @@ def fail(edges, kind, peer, expected, observed):
             tl.store(cell + STATUS_OBSERVED, observed)
             tl.store(cell + STATUS_OPERATION, edges.group.operation.to(tl.int64))
             tl.debug_barrier()
-            store_release(status, kind.to(tl.int64), edges.group.ptx)
+            first_only = tl.arange(0, edges.peers.shape[0]) == 0
+            same = edges.peers * 0
+            store_release_block(status + same, kind + same, first_only, edges.group.ptx)
 
 
 @triton.jit

@@ -1,9 +1,11 @@
-"""A wait that may be long, by one warp: until the source of a one-way operation has begun.
+"""A wait that may be long, by one warp: until the source of a one-way operation has begun::
+
+    await a token of the source, take nothing
 
 What moves the bytes then waits for a peer that is at work, never for one that has not come. Many programs that
 spin would hold as many multiprocessors, for as long as the source computes.
 
-It takes nothing: counters stay what they are, and ``gfdit.kernels.recv`` finds the token it has seen. After a
+Counters stay what they are, and ``gfdit.kernels.recv`` finds the token it has seen. After a
 failure the edge is broken, so that the receiver does nothing.
 
 Never run on a GPU.
@@ -14,9 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.edges import finish, may_begin, observe, open_edges, usable
 from gfdit.kernels.launch import ONE_WARP, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.members import Members
 
 
 def plan(members: Members) -> Launch:
@@ -24,25 +27,10 @@ def plan(members: Members) -> Launch:
     return plan_launch(gate, members, 1, ONE_WARP)
 
 
-@triton.jit(do_not_specialize=MEMBERS)
-def gate(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    PTX: tl.constexpr,
-):
+@launched
+def gate(members, GROUP: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr):
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
-    _gate(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                   PACKED, PTX, GROUP, False, True)
-    )  # fmt: skip
+    _gate(open_edges(members, PACKED, PTX, GROUP, FIRST=True))
 
 
 @triton.jit

@@ -174,19 +174,19 @@ def plan_launch(
         ordered = {name: values[name] for name in constant_names(kernel)}
         return launcher.prepare(kernel, num_programs, shape, tuples, **ordered)
 
-    before = members.arguments()
+    told = members.told()
 
     def launch(label: int, *addresses: int) -> None:
         together = alignment
         for address in addresses:
             together |= address
-        ready(common_width(together, widths))(*before, label, *addresses, *after)
+        ready(common_width(together, widths))(told(label), *addresses, *after)
 
     def launch_pairs(label: int, pairs: Sequence[tuple[int, int]]) -> None:
         together = alignment
         for source, target in pairs:
             together |= source | target
-        ready(common_width(together, widths))(*before, label, tuple(pairs), *after)
+        ready(common_width(together, widths))(told(label), tuple(pairs), *after)
 
     return launch_pairs if tuples else launch
 

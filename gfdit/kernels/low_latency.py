@@ -25,6 +25,7 @@ from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import ARMED_WORD
 from gfdit.kernels.edges import (
     LATE,
+    LOOK_AROUND,
     WAITING,
     await_credit,
     await_words,
@@ -57,8 +58,6 @@ _ARMED_WORD = tl.constexpr(ARMED_WORD)
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _LOW = tl.constexpr((1 << 32) - 1)
 _HIGHEST = tl.constexpr(-(1 << 63))
-# Polls between two looks at abort words and clock where a poll is a single look.
-_LOOK_AROUND = tl.constexpr(16)
 
 
 def tile_pairs(group: int, ptx: bool) -> int:
@@ -154,6 +153,12 @@ def first_pair(turn, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def pair_offsets(turn, BLOCK: tl.constexpr):
+    """Where in the message this program's pairs of a turn have their bytes (BLOCK,)."""
+    return (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
+
+
+@triton.jit
 def announce(edges, tile):
     """Store this program's token of the next instance; returns where its pairs go, and their flags.
 
@@ -165,6 +170,18 @@ def announce(edges, tile):
         signals, make_token(edges.digests, edges.generations, count + 1), edges.others, edges.group.ptx
     )
     return low_latency_slot(tile.group.lane, tile.peers, tile.rank, tile.published % 2), _flags(tile.published + 1)
+
+
+@triton.jit
+def store_to_all(edges, tile, source, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Announce, and store this program's pairs of one message for all peers."""
+    slots, flags = announce(edges, tile)
+    for turn in range(0, num_turns(num_bytes, BLOCK)):
+        offsets = pair_offsets(turn, BLOCK)
+        left = num_bytes - offsets
+        payload = load_payload(source + offsets, left, left > 0, WIDTH)[None, :]
+        pairs = slots[:, None] + offsets[None, :] * 2
+        store_pairs(pairs, payload, flags[:, None], tile.others[:, None] & (left > 0)[None, :], edges.group.ptx)
 
 
 @triton.jit
@@ -191,7 +208,7 @@ def await_pairs(edges, tile, offsets, wanted):
         observed = load_relaxed_block(signals, edges.others, edges.group.ptx)
         states = states_of(observed, tokens, edges.others, True)
         polls += 1
-        if edges.group.ptx or polls % _LOOK_AROUND == 0:
+        if edges.group.ptx or polls % LOOK_AROUND == 0:
             states = tl.maximum(states, look_around(edges, deadline))
         # In any order: an element for each thread, and not some for several.
         flat = tl.reshape(missing.to(tl.int32), (missing.numel,), can_reorder=True)

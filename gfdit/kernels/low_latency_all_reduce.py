@@ -1,4 +1,6 @@
-"""Sum of small tensors over a group: everybody sends everything to everybody and adds it up in group order.
+"""Sum of small tensors over a group: everybody sends everything to everybody and adds it up in group order::
+
+    token and pairs to all | await the pairs of all, add up in place
 
 Half precision is added in float32 and rounded once, so every member gets the bits that ``OrderedSum`` would get.
 Words and slots are those of ``gfdit.kernels.low_latency``, where it says why they are right. A program sends the
@@ -14,30 +16,21 @@ import torch
 import triton
 import triton.language as tl
 
-from gfdit.kernels.edges import (
-    EDGE_OBSERVED,
-    edge_state,
-    finish,
-    low_latency_slot,
-    open_edges,
-    rank_at,
-    read_edge,
-    usable,
-)
+from gfdit.kernels.compiled import launched
+from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, finish, low_latency_slot, open_edges, rank_at, usable
 from gfdit.kernels.launch import SMALL, Launch, plan_launch
 from gfdit.kernels.low_latency import (
     PAYLOAD_WIDTHS,
-    announce,
     await_free,
     await_pairs,
     first_pair,
-    load_payload,
     num_turns,
-    store_pairs,
+    pair_offsets,
+    store_to_all,
     tile_pairs,
 )
-from gfdit.kernels.members import MEMBERS, Members
-from gfdit.kernels.memory import load_relaxed_block
+from gfdit.kernels.members import Members
+from gfdit.kernels.memory import load_relaxed_block, word_pointer
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -61,29 +54,16 @@ def plan(members: Members, num_elements: int, dtype: torch.dtype, *, num_program
     )
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "values", "num_elements"))
+@launched
 def low_latency_all_reduce(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    values: tl.int64,
-    num_elements: tl.int64,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    members, values: tl.int64, num_elements: tl.int64,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``, ``SIZE``: ``block_size``, ``BLOCK``: pairs of a peer."""
     _all_reduce(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, True, PTX, GROUP),
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, True, PTX, SIZE),
+        open_edges(members, True, PTX, GROUP),
+        open_edges(members, True, PTX, SIZE),
         values, num_elements, SIZE, DTYPE, WIDTH, BLOCK,
     )  # fmt: skip
 
@@ -97,19 +77,12 @@ def _all_reduce(
     others = tile.others[:, None]
     num_bytes = num_elements * (8 // PER_PAIR)
     if usable(edges):
-        turns = num_turns(num_bytes, BLOCK)
         going = await_free(edges)
         if going == 1:
-            slots, flags = announce(edges, tile)
-            for turn in range(0, turns):
-                offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
-                left = num_bytes - offsets
-                payload = load_payload(values + offsets, left, left > 0, WIDTH)[None, :]
-                pairs = slots[:, None] + offsets[None, :] * 2
-                store_pairs(pairs, payload, flags[:, None], others & (left > 0)[None, :], edges.group.ptx)
-        for turn in range(0, turns):
+            store_to_all(edges, tile, values, num_bytes, WIDTH, BLOCK)
+        for turn in range(0, num_turns(num_bytes, BLOCK)):
             if going == 1:
-                offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
+                offsets = pair_offsets(turn, BLOCK)
                 # Ends with a barrier, so the sums overwrite nothing that another thread has yet to send.
                 _, going = await_pairs(edges, tile, offsets, others & (offsets < num_bytes)[None, :])
                 if going == 1:
@@ -146,7 +119,7 @@ def _load_bits(values, elements, mask, DTYPE: tl.constexpr):
 def _load_arrived(edges, peer, elements, mask, DTYPE: tl.constexpr):
     """Like ``_load_bits``, of what ``peer`` sent, which has arrived."""
     BYTES: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    count = read_edge(edge_state(edges.group.lane, peer), EDGE_OBSERVED)
+    count = tl.load(word_pointer(edge_state(edges.group.lane, peer)) + EDGE_OBSERVED, volatile=True)
     slot = low_latency_slot(edges.group.lane, edges.rank, peer, count % 2)
     words = load_relaxed_block(slot + elements * BYTES // 4 * 8, mask, edges.group.ptx)
     return words >> (elements * BYTES % 4 * 8)

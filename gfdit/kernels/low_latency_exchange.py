@@ -1,8 +1,9 @@
-"""All-gather and all-to-all of small messages: one launch, flagged words, no fence, no staging, no barrier.
+"""All-gather and all-to-all of small messages: one launch, flagged words, no fence, no staging, no barrier::
 
-Every program takes every ``num_programs``-th block of pairs. It stores its blocks for all peers straight from the
-source into their low-latency slots, then takes those of all peers straight out of the own slots into the target.
-Why that is right: ``gfdit.kernels.low_latency``.
+    token and pairs to all, copy what stays | await and take the pairs of all
+
+Every program takes every ``num_programs``-th block of pairs, straight from the source into the low-latency slots
+of all peers, and straight out of the own slots into the target. Why that is right: ``gfdit.kernels.low_latency``.
 
 Reference: ``HostTransport.exchange``. Range: messages of up to ``low_latency_bytes`` per peer; twice the bytes
 travel. Never run on a GPU.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.edges import finish, open_edges, usable
 from gfdit.kernels.launch import SMALL, Launch, combined, plan_launch
 from gfdit.kernels.low_latency import (
@@ -20,21 +22,14 @@ from gfdit.kernels.low_latency import (
     announce,
     await_free,
     await_pairs,
-    first_pair,
     load_payload,
     num_turns,
+    pair_offsets,
     store_pairs,
     store_payload,
     tile_pairs,
 )
-from gfdit.kernels.members import (
-    MEMBERS,
-    ROW_RECV_OFFSET,
-    ROW_SEND_OFFSET,
-    Members,
-    edge_bytes_at,
-    part_at,
-)
+from gfdit.kernels.members import ROW_RECV_OFFSET, ROW_SEND_OFFSET, Members, edge_bytes_at, part_at
 
 
 def plan(members: Members, even: tuple[int, int, int], *, alignment: int, num_programs: int) -> Launch:
@@ -55,32 +50,17 @@ def plan(members: Members, even: tuple[int, int, int], *, alignment: int, num_pr
     )
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "source", "target", "send_stride", "recv_stride", "num_bytes"))
+@launched
 def low_latency_exchange(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    source: tl.int64,
-    target: tl.int64,
-    send_stride: tl.int64,
-    recv_stride: tl.int64,
+    members, source: tl.int64, target: tl.int64, send_stride: tl.int64, recv_stride: tl.int64,
     num_bytes: tl.int64,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``, ``SIZE``: ``block_size``, ``BLOCK``: pairs of a peer."""
     _exchange(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP, True),
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, SIZE),
+        open_edges(members, PACKED, PTX, GROUP, ROWS=True),
+        open_edges(members, PACKED, PTX, SIZE),
         source, target, send_stride, recv_stride, num_bytes, SIZE, WIDTH, BLOCK,
     )  # fmt: skip
 
@@ -107,7 +87,7 @@ def _exchange(
         if going == 1:
             slots, flags = announce(edges, tile)
             for turn in range(0, turns):
-                offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
+                offsets = pair_offsets(turn, BLOCK)
                 left = send_bytes[:, None] - offsets[None, :]
                 here = inside & (left > 0)
                 payload = load_payload(sources + offsets[None, :], left, here, WIDTH)
@@ -116,7 +96,7 @@ def _exchange(
                 store_payload(targets + offsets[None, :], payload, left, here & own, WIDTH)
         for turn in range(0, turns):
             if going == 1:
-                offsets = (first_pair(turn, BLOCK) + tl.arange(0, BLOCK)) * 8
+                offsets = pair_offsets(turn, BLOCK)
                 left = recv_bytes[:, None] - offsets[None, :]
                 here = tile.others[:, None] & (left > 0)
                 payload, going = await_pairs(edges, tile, offsets, here)

@@ -7,7 +7,10 @@ parts; written once per distinct content, when it is first used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,6 +26,23 @@ ROW_WORDS = 8
 MAX_PACKED = 16
 
 _ROW_WORDS = tl.constexpr(ROW_WORDS)
+
+
+class Told(NamedTuple):
+    """What every kernel is told first, in one parameter; or the types of that.
+
+    ``lane``: see ``gfdit.kernels.edges``. ``ranks_low``, ``ranks_high``: the packed ranks. ``size``, ``index``: of
+    the group, and this rank's position in it. ``operation``: the label of the launch.
+    """
+
+    lane: Any
+    ranks_low: Any
+    ranks_high: Any
+    table: Any
+    size: Any
+    index: Any
+    digest: Any
+    operation: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +74,10 @@ class Members:
         """Elements of a block by position, one for every thread of a program: waits need that (see ``edges``)."""
         return vector_size(self.size, num_warps, self.ptx)
 
-    def arguments(self) -> tuple[object, ...]:
-        """First of every kernel: lane, ranks_low, ranks_high, table, size, index, digest.
-
-        After them comes ``operation``, the label of the launch.
-        """
+    def told(self) -> Callable[[int], Told]:
+        """What launches are told, given their labels."""
         low, high = pack_ranks(self.ranks) if self.packed else (0, 0)
-        return (self.lane, low, high, self.table, self.size, self.index, self.digest)
+        return partial(Told, self.lane, low, high, self.table, self.size, self.index, self.digest)
 
 
 def block_size(group_size: int) -> int:
@@ -71,10 +88,6 @@ def block_size(group_size: int) -> int:
 def vector_size(group_size: int, num_warps: int, ptx: bool) -> int:
     """The same for all small groups, so that there are few variants. A power of two."""
     return max(block_size(group_size), 32 * num_warps if ptx else 32)
-
-
-# Names of what every kernel gets first that must not make Triton compile another variant.
-MEMBERS = ("ranks_low", "ranks_high", "size", "index", "digest", "operation")
 
 
 def pack_ranks(ranks: tuple[int, ...]) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """Loads and stores of 64-bit words that another rank writes or reads, with system scope.
 
 Each function has two bodies. With ``PTX`` it is one instruction; otherwise it is plain Triton, which the
-interpreter can run: an atomic with the same memory order. Addresses are integers. All threads of a program
-execute a scalar access, so in PTX a scalar store is predicated to the first thread.
+interpreter can run: an atomic with the same memory order. Addresses are integers, in blocks.
 """
 
 from __future__ import annotations
@@ -19,129 +18,75 @@ def word_pointer(address):
 
 
 @triton.jit
-def load_acquire(address, PTX: tl.constexpr):
-    """The word at ``address`` (scalar); what was written before the matching release is visible afterwards."""
-    if PTX:
-        word = tl.inline_asm_elementwise(
-            "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [address], dtype=tl.int64, is_pure=False, pack=1
-        )
-    else:
-        word = tl.atomic_add(word_pointer(address), address * 0, sem="acquire", scope="sys")
-    return word
-
-
-@triton.jit
 def load_acquire_block(addresses, mask, PTX: tl.constexpr):
     """A block of words; 0 where ``mask`` is false."""
-    if PTX:
-        words = tl.inline_asm_elementwise(
-            """{
-            .reg .pred wanted;
-            setp.ne.s32 wanted, $2, 0;
-            mov.b64 $0, 0;
-            @wanted ld.acquire.sys.global.b64 $0, [$1];
-            }""",
-            "=&l,l,r",
-            [addresses, mask.to(tl.int32)],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        words = tl.atomic_add(word_pointer(addresses), addresses * 0, mask=mask, sem="acquire", scope="sys")
-        words = tl.where(mask, words, 0)
-    return words
-
-
-@triton.jit
-def store_release(address, word, PTX: tl.constexpr):
-    """Store ``word`` at ``address`` (scalars) after everything the program did before.
-
-    The caller puts ``tl.debug_barrier()`` before it if other threads wrote what it publishes.
-    """
-    if PTX:
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred first;
-            .reg .u32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 first, thread, 0;
-            @first st.release.sys.global.b64 [$1], $2;
-            mov.b64 $0, $2;
-            }""",
-            "=l,l,l",
-            [address, word],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.atomic_xchg(word_pointer(address), word, sem="release", scope="sys")
-
-
-@triton.jit
-def store_release_block(addresses, words, mask, PTX: tl.constexpr):
-    """Store a block of words where ``mask`` is true; several threads may store the same word."""
-    if PTX:
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred wanted;
-            setp.ne.s32 wanted, $3, 0;
-            @wanted st.release.sys.global.b64 [$1], $2;
-            mov.b64 $0, $2;
-            }""",
-            "=l,l,l,r",
-            [addresses, words, mask.to(tl.int32)],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.atomic_xchg(word_pointer(addresses), words, mask=mask, sem="release", scope="sys")
+    return _load_block(addresses, mask, _LOAD_ACQUIRE, "acquire", PTX)
 
 
 @triton.jit
 def load_relaxed_block(addresses, mask, PTX: tl.constexpr):
-    """A block of words, each loaded as a whole and in no order; 0 where ``mask`` is false."""
+    """The same, each loaded as a whole and in no order."""
+    return _load_block(addresses, mask, _LOAD_RELAXED, "relaxed", PTX)
+
+
+@triton.jit
+def store_release_block(addresses, words, mask, PTX: tl.constexpr):
+    """Store a block of words where ``mask`` is true, after everything that the program did before.
+
+    The caller puts ``tl.debug_barrier()`` before it if other threads wrote what it publishes. Several threads may
+    store the same word.
+    """
+    _store_block(addresses, words, mask, _STORE_RELEASE, "release", PTX)
+
+
+@triton.jit
+def store_relaxed_block(addresses, words, mask, PTX: tl.constexpr):
+    """The same, each stored as a whole and in no order."""
+    _store_block(addresses, words, mask, _STORE_RELAXED, "relaxed", PTX)
+
+
+def _load_where_wanted(order: str) -> tl.constexpr:
+    return tl.constexpr(f"""{{
+        .reg .pred wanted;
+        setp.ne.s32 wanted, $2, 0;
+        mov.b64 $0, 0;
+        @wanted ld.{order}.sys.global.b64 $0, [$1];
+        }}""")
+
+
+def _store_where_wanted(order: str) -> tl.constexpr:
+    return tl.constexpr(f"""{{
+        .reg .pred wanted;
+        setp.ne.s32 wanted, $3, 0;
+        @wanted st.{order}.sys.global.b64 [$1], $2;
+        mov.b64 $0, $2;
+        }}""")
+
+
+_LOAD_ACQUIRE, _LOAD_RELAXED = _load_where_wanted("acquire"), _load_where_wanted("relaxed")
+_STORE_RELEASE, _STORE_RELAXED = _store_where_wanted("release"), _store_where_wanted("relaxed")
+
+
+@triton.jit
+def _load_block(addresses, mask, ASM: tl.constexpr, ORDER: tl.constexpr, PTX: tl.constexpr):
     if PTX:
         words = tl.inline_asm_elementwise(
-            """{
-            .reg .pred wanted;
-            setp.ne.s32 wanted, $2, 0;
-            mov.b64 $0, 0;
-            @wanted ld.relaxed.sys.global.b64 $0, [$1];
-            }""",
-            "=&l,l,r",
-            [addresses, mask.to(tl.int32)],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
+            ASM, "=&l,l,r", [addresses, mask.to(tl.int32)], dtype=tl.int64, is_pure=False, pack=1
         )
     else:
-        words = tl.atomic_add(word_pointer(addresses), addresses * 0, mask=mask, sem="relaxed", scope="sys")
+        words = tl.atomic_add(word_pointer(addresses), addresses * 0, mask=mask, sem=ORDER, scope="sys")
         words = tl.where(mask, words, 0)
     return words
 
 
 @triton.jit
-def store_relaxed_block(addresses, words, mask, PTX: tl.constexpr):
-    """Store a block of words, each as a whole and in no order, where ``mask`` is true."""
+def _store_block(addresses, words, mask, ASM: tl.constexpr, ORDER: tl.constexpr, PTX: tl.constexpr):
     if PTX:
         tl.inline_asm_elementwise(
-            """{
-            .reg .pred wanted;
-            setp.ne.s32 wanted, $3, 0;
-            @wanted st.relaxed.sys.global.b64 [$1], $2;
-            mov.b64 $0, $2;
-            }""",
-            "=l,l,l,r",
-            [addresses, words, mask.to(tl.int32)],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
+            ASM, "=l,l,l,r", [addresses, words, mask.to(tl.int32)], dtype=tl.int64, is_pure=False, pack=1
         )
     else:
-        tl.atomic_xchg(word_pointer(addresses), words, mask=mask, sem="relaxed", scope="sys")
+        tl.atomic_xchg(word_pointer(addresses), words, mask=mask, sem=ORDER, scope="sys")
 
 
 # Looks of a thread for words that are to come before it compares notes with the others: some 50 microseconds.
@@ -251,5 +196,5 @@ def now_ns(clock, PTX: tl.constexpr):
     if PTX:
         now = globaltimer()
     else:
-        now = load_acquire(clock, False)
+        now = tl.atomic_add(word_pointer(clock), clock * 0, sem="acquire", scope="sys")
     return now

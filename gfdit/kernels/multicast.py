@@ -16,20 +16,39 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gfdit.kernels.copy import copy_bytes
-from gfdit.kernels.edges import (
-    LANE_MULTICAST,
-    LANE_MULTICAST_BASE,
-    LANE_MULTICAST_BYTES,
-    rank_at,
-    segment,
-)
+from gfdit.kernels.copy import copy_bytes, round_share
+from gfdit.kernels.edges import LANE_MULTICAST, LANE_MULTICAST_BASE, LANE_MULTICAST_BYTES, rank_at, segment
 
 
 @triton.jit
-def area_offset(lane, source_rank):
-    """Where in every segment the area of ``source_rank`` is."""
-    return tl.load(lane + LANE_MULTICAST) + source_rank * tl.load(lane + LANE_MULTICAST_BYTES)
+def area_offset(lane, source_rank, share):
+    """Where in every segment the area of ``source_rank`` has this program's ``share``, in bytes."""
+    area = tl.load(lane + LANE_MULTICAST) + source_rank * tl.load(lane + LANE_MULTICAST_BYTES)
+    return area + tl.program_id(0) * share
+
+
+@triton.jit
+def cut(lane, num_bytes):
+    """Bytes that a program moves in a round, and how many rounds there are."""
+    share = round_share(num_bytes, tl.load(lane + LANE_MULTICAST_BYTES), tl.num_programs(0))
+    round_bytes = share * tl.num_programs(0)
+    return share, tl.maximum((num_bytes + round_bytes - 1) // round_bytes, 1)
+
+
+@triton.jit
+def take_share(edges, source_rank, target, share, num_bytes, step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy this program's share of a round of ``num_bytes`` out of the own area of ``source_rank``."""
+    begin = (step * tl.num_programs(0) + tl.program_id(0)) * share
+    area = segment(edges.group.lane, edges.rank) + area_offset(edges.group.lane, source_rank, share)
+    copy_bytes(target + begin, area, tl.minimum(share, num_bytes - begin), WIDTH, BLOCK)
+
+
+@triton.jit
+def store_share(edges, source, share, num_bytes, step, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Its counterpart: into the area of this rank in the segments of all other members, at least."""
+    begin = (step * tl.num_programs(0) + tl.program_id(0)) * share
+    place = area_offset(edges.group.lane, edges.rank, share)
+    store_to_members(edges.group, place, source + begin, tl.minimum(share, num_bytes - begin), WIDTH, BLOCK)
 
 
 @triton.jit

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.copy import copy_bytes, copy_share
 from gfdit.kernels.edges import open_edges
 from gfdit.kernels.launch import BULK, FEW_WIDTHS, TILED, WIDTHS, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, ROW_RECV_OFFSET, ROW_SEND_OFFSET, Members, part_at
+from gfdit.kernels.members import ROW_RECV_OFFSET, ROW_SEND_OFFSET, Members, part_at
 from gfdit.kernels.slot_rounds import slot_rounds
 from gfdit.kernels.tma_copy import TILE_ALIGNMENT, before_tiles, copy_tiles, tiles_written
 
@@ -60,43 +61,23 @@ def plan(
     return launch
 
 
-@triton.jit(
-    do_not_specialize=(*MEMBERS, "source", "target", "send_stride", "recv_stride", "num_bytes", "chunk_bytes")
-)
+@launched
 def push_exchange(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size: tl.int64,
-    index: tl.int64,
-    digest: tl.int64,
-    operation: tl.int64,
-    source: tl.int64,
-    target: tl.int64,
-    send_stride: tl.int64,
-    recv_stride: tl.int64,
-    num_bytes: tl.int64,
-    chunk_bytes: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    TMA: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    members, source: tl.int64, target: tl.int64, send_stride: tl.int64, recv_stride: tl.int64,
+    num_bytes: tl.int64, chunk_bytes: tl.int64,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, TMA: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
     if TMA:
         slot_rounds(
-            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                       PACKED, PTX, GROUP, True),
+            open_edges(members, PACKED, PTX, GROUP, ROWS=True),
             ByteParts(source, target, send_stride, recv_stride, num_bytes, WIDTH, BLOCK),
             chunk_bytes, byte_units, put_tiles, take_tiles, keep_bytes,
         )  # fmt: skip
     else:
         slot_rounds(
-            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                       PACKED, PTX, GROUP, True),
+            open_edges(members, PACKED, PTX, GROUP, ROWS=True),
             ByteParts(source, target, send_stride, recv_stride, num_bytes, WIDTH, BLOCK),
             chunk_bytes, byte_units, put_bytes, take_bytes, keep_bytes,
         )  # fmt: skip

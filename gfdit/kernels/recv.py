@@ -1,8 +1,10 @@
-"""The receiving end of ``gfdit.kernels.send``, of any size.
+"""The receiving end of ``gfdit.kernels.send``, of any size::
 
-Program ``c`` waits for the chunks of the sender's program ``c``, copies them out, and gives credit to it as that
-module says. Credit for the last two rounds is not needed inside the launch: its last program gives that of the
-edge, for all programs, when all of them are done.
+    credit | await and take a chunk | await and take the next | ... | credit | await and take | ... | last credit
+
+Program ``c`` takes the chunks of the sender's program ``c``, and gives credit to it as that module says. Credit
+for the last two rounds is not needed inside the launch: its last program gives that of the edge, for all
+programs, when all of them are done.
 
 Reference: ``HostTransport.pull``. Range: as for ``gfdit.kernels.send``. Never run on a GPU.
 """
@@ -14,6 +16,7 @@ import triton.language as tl
 
 from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import CHANNEL_CREDIT_WORD
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.copy import copy_bytes
 from gfdit.kernels.edges import (
     EDGE_OBSERVED,
@@ -30,9 +33,9 @@ from gfdit.kernels.edges import (
     usable,
 )
 from gfdit.kernels.launch import BULK, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.members import Members
 from gfdit.kernels.memory import store_release_block, word_pointer
-from gfdit.kernels.send import rounds_and_chunks
+from gfdit.kernels.send import chunk_at, rounds_and_chunks
 
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
 _CHANNEL_CREDIT_WORD = tl.constexpr(CHANNEL_CREDIT_WORD)
@@ -46,29 +49,14 @@ def plan(members: Members, num_bytes: int, *, chunk_bytes: int, num_programs: in
     return plan_launch(recv, members, num_programs, BULK, after=(num_bytes, chunk_bytes))
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "target", "num_bytes", "chunk_bytes"))
+@launched
 def recv(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size,
-    index,
-    digest,
-    operation,
-    target: tl.int64,
-    num_bytes: tl.int64,
-    chunk_bytes: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    members, target: tl.int64, num_bytes: tl.int64, chunk_bytes: tl.int64,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
     _recv(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                   PACKED, PTX, GROUP, False, True),
+        open_edges(members, PACKED, PTX, GROUP, FIRST=True),
         target, num_bytes, chunk_bytes, WIDTH, BLOCK,
     )  # fmt: skip
 
@@ -93,8 +81,7 @@ def _recv(edges, target, num_bytes, chunk_bytes, WIDTH: tl.constexpr, BLOCK: tl.
                 if going == 1:
                     going = observe(edges, edges.others, edges.observed + step, chunk)
                     if going == 1:
-                        begin = step * slot_bytes + chunk * chunk_bytes
-                        end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
+                        begin, end = chunk_at(step, chunk, num_bytes, slot_bytes, chunk_bytes)
                         slot = (
                             data_slot(edges.group.lane, edges.rank, sender, (instance + step) % 2)
                             + chunk * chunk_bytes

@@ -1,8 +1,9 @@
-"""Send and broadcast of any size: one rank pushes its bytes into the data slots of its peers, in chunks.
+"""Send and broadcast of any size: one rank pushes its bytes into the data slots of its peers, in chunks::
 
-Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot. It copies a chunk
-to all peers, then publishes one token per peer. Messages larger than a slot go in rounds, one instance of each
-edge. ``gfdit.kernels.recv`` is the other end.
+    await credit | put a chunk to all, tokens | put the next, tokens | ... | await credit | put, tokens | ...
+
+Every program of a launch is a channel that takes every ``num_programs``-th chunk of each slot. Messages larger
+than a slot go in rounds, one instance of each edge. ``gfdit.kernels.recv`` is the other end.
 
 A one-way sender observes nothing of its peers, so it needs their credit (``gfdit.comm.agreement``): before it
 publishes instance ``i``, its peer has consumed ``i - 1`` of them. Who says so:
@@ -28,6 +29,7 @@ import triton.language as tl
 
 from gfdit.comm.agreement import CREDIT_DIGEST
 from gfdit.comm.layout import CHANNEL_CREDIT_WORD
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.copy import copy_bytes
 from gfdit.kernels.edges import (
     EDGE_PUBLISHED,
@@ -45,7 +47,7 @@ from gfdit.kernels.edges import (
     usable,
 )
 from gfdit.kernels.launch import BULK, Launch, plan_launch
-from gfdit.kernels.members import MEMBERS, Members
+from gfdit.kernels.members import Members
 from gfdit.kernels.memory import word_pointer
 
 _CREDIT_DIGEST = tl.constexpr(CREDIT_DIGEST)
@@ -61,28 +63,14 @@ def plan(members: Members, num_bytes: int, *, chunk_bytes: int, num_programs: in
     return plan_launch(send, members, num_programs, BULK, after=(num_bytes, chunk_bytes))
 
 
-@triton.jit(do_not_specialize=(*MEMBERS, "source", "num_bytes", "chunk_bytes"))
+@launched
 def send(
-    lane,
-    ranks_low: tl.int64,
-    ranks_high: tl.int64,
-    table,
-    size,
-    index,
-    digest,
-    operation,
-    source: tl.int64,
-    num_bytes: tl.int64,
-    chunk_bytes: tl.int64,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    members, source: tl.int64, num_bytes: tl.int64, chunk_bytes: tl.int64,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
     _send(
-        open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation, PACKED, PTX, GROUP),
+        open_edges(members, PACKED, PTX, GROUP),
         source, num_bytes, chunk_bytes, WIDTH, BLOCK,
     )  # fmt: skip
 
@@ -103,8 +91,7 @@ def _send(edges, source, num_bytes, chunk_bytes, WIDTH: tl.constexpr, BLOCK: tl.
                 going = await_words(edges, words, credits, short, EXACT=False)
             if going == 1:
                 for chunk in range(program, chunks, tl.num_programs(0)):
-                    begin = step * slot_bytes + chunk * chunk_bytes
-                    end = tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
+                    begin, end = chunk_at(step, chunk, num_bytes, slot_bytes, chunk_bytes)
                     for distance in range(1, edges.group.size):
                         peer = rank_at(edges.group, (edges.group.index + distance) % edges.group.size)
                         instance = (
@@ -115,6 +102,13 @@ def _send(edges, source, num_bytes, chunk_bytes, WIDTH: tl.constexpr, BLOCK: tl.
                     publish(edges, edges.others, edges.published + step, chunk)
         # The last round was published with credit for all but the one before it.
         finish(edges, rounds, 0, tl.maximum(edges.consumed, edges.published + rounds - 2))
+
+
+@triton.jit
+def chunk_at(step, chunk, num_bytes, slot_bytes, chunk_bytes):
+    """The bytes [begin, end) of a chunk of a round."""
+    begin = step * slot_bytes + chunk * chunk_bytes
+    return begin, tl.minimum(tl.minimum(begin + chunk_bytes, (step + 1) * slot_bytes), num_bytes)
 
 
 @triton.jit

@@ -51,14 +51,9 @@ from gfdit.kernels.memory import word_pointer
 
 @triton.jit
 def slot_rounds(
-    edges,
-    parts,
-    chunk_bytes,
-    UNITS: tl.constexpr,
-    PUT: tl.constexpr,
-    TAKE: tl.constexpr,
-    KEEP: tl.constexpr,
-):
+    edges, parts, chunk_bytes,
+    UNITS: tl.constexpr, PUT: tl.constexpr, TAKE: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
     """A whole launch. ``chunk_bytes``, a multiple of 16, and the number of programs are equal in all members."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     sizes_forth = _sizes(edges.group, parts, edges.positions, chunk_bytes, UNITS, True)

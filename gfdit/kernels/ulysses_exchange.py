@@ -21,10 +21,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from gfdit.kernels.compiled import launched
 from gfdit.kernels.direct_rounds import direct_rounds, place_words
 from gfdit.kernels.edges import EDGE_OBSERVED, edge_state, line, open_edges, rank_at, segment
 from gfdit.kernels.launch import FEW_WIDTHS, ROWS, Launch, combined, plan_launch
-from gfdit.kernels.members import MEMBERS, Members, row
+from gfdit.kernels.members import Members, row
 from gfdit.kernels.memory import word_pointer
 from gfdit.kernels.slot_rounds import slot_rounds
 
@@ -80,45 +81,22 @@ def plan(
     )
 
 
-@triton.jit(
-    do_not_specialize=(*MEMBERS, "addresses", "strides", "batch", "units", "tokens", "token_stride", "chunk_bytes")
-)
+@launched
 def ulysses_exchange(
-    lane,
-    ranks_low,
-    ranks_high,
-    table,
-    size,
-    index,
-    digest,
-    operation,
-    addresses,
-    strides,
-    batch,
-    units,
-    tokens,
-    token_stride,
-    chunk_bytes,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    GATHER: tl.constexpr,
-    DIRECT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    members, addresses, strides, batch, units, tokens, token_stride, chunk_bytes,
+    GROUP: tl.constexpr, PACKED: tl.constexpr, GATHER: tl.constexpr, DIRECT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """See ``plan``. ``GROUP``: ``Members.vector_size``."""
     if DIRECT:
         direct_rounds(
-            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                       PACKED, PTX, GROUP, True),
+            open_edges(members, PACKED, PTX, GROUP, ROWS=True),
             HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
             announce_targets, place_rows, keep_rows,
         )  # fmt: skip
     else:
         slot_rounds(
-            open_edges(lane, ranks_low, ranks_high, table, size, index, digest, operation,
-                       PACKED, PTX, GROUP, True),
+            open_edges(members, PACKED, PTX, GROUP, ROWS=True),
             HeadParts(addresses, strides, batch, units, tokens, token_stride, GATHER, WIDTH, BLOCK),
             chunk_bytes, row_units, put_rows, take_rows, keep_rows,
         )  # fmt: skip

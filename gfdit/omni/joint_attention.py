@@ -7,7 +7,7 @@ the two apart: in two-stream blocks, in single-stream blocks, and where image to
 of a model that is split there is no such number, and nothing to exchange.
 
 How they are exchanged is the business of another strategy, Ulysses or a ring, which gets image tokens with the
-text beside them, and sees to what padding has added to even out the shards.
+text beside them, and leaves out what padding has added to even out the shards.
 
 Shape suffixes: B batch, S all image tokens, L own image tokens (S / P, rounded up), T text tokens, H heads, D head
 size, P ranks.

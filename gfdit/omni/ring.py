@@ -20,7 +20,7 @@ from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 
 from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
-from gfdit.omni.ulysses import GroupFreeUlysses, is_text_first, padding_of, text_tensors
+from gfdit.omni.ulysses import GroupFreeUlysses, is_text_first, num_real, text_tensors
 
 # What a kernel may be told that a ring cannot heed.
 _UNSUPPORTED = ("full_attn_spans", "query_ranges", "packed_padding")
@@ -31,8 +31,10 @@ class RingMetadata(AttentionMetadata):
     """Tells the stand-in of the kernel that the keys it gets are one rank's.
 
     Masks are of keys, True where they count: ``image_mask`` (B, S), tokens of all ranks, ``text_mask`` (B, T).
+    Without an ``image_mask`` the first ``num_image`` tokens count: padding stays in the blocks that go round.
     """
 
+    num_image: int = 0
     image_mask: torch.Tensor | None = None
     text_mask: torch.Tensor | None = None
 
@@ -59,9 +61,8 @@ class GroupFreeRing:
         """
         given = attn_metadata or AttentionMetadata()
         _check_metadata(given)
-        image_mask = given.attn_mask
-        if image_mask is None:
-            image_mask = _padding_mask(query, self._scope.sp_degree)
+        size = self._scope.sp_degree
+        num_image = num_real(size * query.shape[1], size)
         if given.joint_query is not None:
             parts = (given.joint_query, query) if is_text_first(given) else (query, given.joint_query)
             query = torch.cat(parts, dim=1)
@@ -72,7 +73,8 @@ class GroupFreeRing:
             joint_strategy=given.joint_strategy,
             extra=given.extra,
             video_layout=given.video_layout,
-            image_mask=image_mask,
+            num_image=num_image,
+            image_mask=given.attn_mask,
             text_mask=given.joint_attn_mask,
         )
         return query, key, value, metadata, ParallelAttentionContext(self.name)
@@ -149,6 +151,7 @@ class RingOrKernel:
             text,
             text_mask,
             self._scale,
+            metadata.num_image,
             self._scope.sp_degree,
         )
 
@@ -169,18 +172,6 @@ def allow_ring(layer: Attention, name: str, scope: TaskScope) -> None:
     layer.attention = RingOrKernel(scope, layer.attention, layer.softmax_scale)
     if layer.sdpa_fallback is not None:
         layer.sdpa_fallback = RingOrKernel(scope, layer.sdpa_fallback, layer.softmax_scale)
-
-
-def _padding_mask(query: torch.Tensor, size: int) -> torch.Tensor | None:
-    """(B, S) bool, False for padding, which stays in the blocks that go round; None if there is none.
-
-    ``query`` (B, L, H, D).
-    """
-    num_tokens = size * query.shape[1]
-    if (padding := padding_of(num_tokens, size)) == 0:
-        return None
-    real = torch.arange(num_tokens, device=query.device) < num_tokens - padding
-    return real.expand(query.shape[0], num_tokens)
 
 
 def _check_metadata(metadata: AttentionMetadata) -> None:

@@ -1,8 +1,8 @@
 """Splitting a transformer's tokens among the ranks of a task, at any length and for any attention backend.
 
 vLLM-Omni's own hooks do it, but for one step: where a length does not divide by the degree they pad it, and refuse
-backends that take no mask, since they leave padding in attention. Here it is cut off again before attention
-(:func:`gfdit.omni.ulysses.padding_of`), so nothing has to be masked, and models are not told that there is any.
+backends that take no mask, since they leave padding in attention. Here it does not get there
+(:func:`gfdit.omni.ulysses.num_real`), so nothing has to be masked, and models are not told that there is any.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental.sym_node import DynamicInt
 from vllm_omni.diffusion.distributed.parallel_state import (
     get_sequence_parallel_rank,
     get_sequence_parallel_world_size,
@@ -23,11 +24,16 @@ from vllm_omni.diffusion.hooks.sequence_parallel import (
     apply_sequence_parallel,
 )
 
+from gfdit.adapters.sequence_plan import LAST_SPLIT
 from gfdit.omni.task_scope import TaskDegrees
 
 
 class PaddingSplitHook(SequenceParallelSplitHook):
-    """Leaves the length without padding in the forward context, as vLLM-Omni's does, and nothing about padding."""
+    """Leaves the length without padding in the forward context, as vLLM-Omni's does, and nothing about padding.
+
+    As a ``DynamicInt``: compiled blocks read it, and a plain integer that is not among their arguments would be a
+    constant of their graphs.
+    """
 
     def _shard_with_auto_pad(self, x: torch.Tensor, dim: int, shard_group: str | None) -> torch.Tensor:
         """This rank's part of ``x``, whose ``dim`` is made a multiple of the degree by zeros at its end.
@@ -37,17 +43,21 @@ class PaddingSplitHook(SequenceParallelSplitHook):
         size = get_sequence_parallel_world_size()
         dim %= x.ndim
         context, num_real = get_forward_context(), x.size(dim)
+        lengths = context.sp_shard_metadata
         if size == 1:
             if shard_group is not None:  # where tokens come together again, it is asked for at any degree
-                context.sp_shard_metadata[shard_group] = num_real
+                lengths[shard_group] = DynamicInt(num_real)
             return x
         if shard_group is not None:
-            known = context.sp_shard_metadata.setdefault(shard_group, num_real)
+            known = lengths.setdefault(shard_group, DynamicInt(num_real))
             if known != num_real:
                 raise ValueError(f"tensors that are split as {shard_group!r} have {known} and {num_real} tokens")
-        if num_padding := -num_real % size:
-            if shard_group is None and context.sp_original_seq_len is None:
+        num_padding = -num_real % size
+        if shard_group is None and context.sp_original_seq_len is None:
+            lengths[LAST_SPLIT] = DynamicInt(num_real)
+            if num_padding:
                 context.sp_original_seq_len = num_real
+        if num_padding:
             zeros = x.new_zeros((*x.shape[:dim], num_padding, *x.shape[dim + 1 :]))
             x = torch.cat((x, zeros), dim=dim)
         return x.chunk(size, dim=dim)[get_sequence_parallel_rank()]

@@ -5,12 +5,13 @@ exchange; after it, the output changes back. Text that joins the image tokens in
 rank: its heads are sliced before and gathered after. Only
 data moves, so the result is bit-identical to vLLM-Omni's own strategy at the same degree.
 
-Where a length does not divide by the degree, what evens out the shards comes to every rank with the rest: it is
-cut off before attention and put back after it. So attention sees the tokens it would see on one rank, needs no
-mask, and takes the kernel that it takes at lengths that divide.
+Where a length does not divide by the degree, what evens out the shards is not exchanged. So attention sees the
+tokens it would see on one rank, needs no mask, and takes the kernel that it takes at lengths that divide. Whether
+there is padding is nothing that a compiled block decides on, so one graph serves all lengths: operators are told
+how many tokens are real, and do the rest.
 
-Shape suffixes: B batch, S all image tokens, L own image tokens (S / P), T text tokens, H heads, D head size,
-P ranks.
+Shape suffixes: B batch, S all image tokens, L own image tokens (S / P, rounded up), T text tokens, H heads, D head
+size, P ranks.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from vllm_omni.diffusion.attention.backends.abstract import AttentionMetadata
 from vllm_omni.diffusion.attention.parallel.base import ParallelAttentionContext
 from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 
-from gfdit.adapters.sequence_plan import SHARD_GROUP
+from gfdit.adapters.sequence_plan import LAST_SPLIT, SHARD_GROUP
 from gfdit.comm import operators
 from gfdit.omni.task_scope import TaskScope
 
 
 @dataclass(frozen=True, slots=True)
 class UlyssesContext(ParallelAttentionContext):
-    """What :meth:`GroupFreeUlysses.post_attention` needs: the text's tokens and side, and how much was cut off."""
+    """What :meth:`GroupFreeUlysses.post_attention` needs: the text's tokens and side, and own image tokens."""
 
     num_text: int = 0
     text_first: bool = True
-    padding: int = 0
+    num_own: int = 0
 
 
 class GroupFreeUlysses:
@@ -66,19 +67,19 @@ class GroupFreeUlysses:
             if len(text) != 3:
                 raise ValueError("joint_query, joint_key and joint_value go together")
             num_text, text_first = text[0].shape[1], is_text_first(attn_metadata)
-        q, k, v = operators.scatter_heads(self._scope.order, query, key, value, list(text), text_first, size)
-        if padding := padding_of(size * query.shape[1], size):
-            q, k, v = (_without(padding, joint, num_text, text_first) for joint in (q, k, v))
-        context = UlyssesContext(self.name, num_text, text_first, padding)
+        num_own = query.shape[1]
+        q, k, v = operators.scatter_heads(
+            self._scope.order, query, key, value, list(text), text_first, num_real(size * num_own, size), size
+        )
+        context = UlyssesContext(self.name, num_text, text_first, num_own)
         return q, k, v, _with_key_mask(attn_metadata, k), context
 
     def post_attention(self, attn_output: torch.Tensor, ctx: ParallelAttentionContext | None) -> torch.Tensor:
         """Output (B, T + S, H / P, D) back to (B, T + L, H, D)."""
         assert isinstance(ctx, UlyssesContext)
-        size = self._scope.sp_degree
-        if ctx.padding:
-            attn_output = _with(ctx.padding, attn_output, ctx.num_text, ctx.text_first)
-        return operators.gather_heads(self._scope.order, attn_output, ctx.num_text, ctx.text_first, size)
+        return operators.gather_heads(
+            self._scope.order, attn_output, ctx.num_text, ctx.text_first, ctx.num_own, self._scope.sp_degree
+        )
 
 
 def text_tensors(attn_metadata: AttentionMetadata | None) -> tuple[torch.Tensor, ...]:
@@ -95,35 +96,20 @@ def is_text_first(attn_metadata: AttentionMetadata) -> bool:
     return side == "front"
 
 
-def padding_of(num_tokens: int, size: int) -> int:
-    """How many of ``num_tokens``, which ``size`` ranks have together, only make their length divide by ``size``.
+def num_real(num_tokens: int, size: int) -> int:
+    """How many of ``num_tokens``, which ``size`` ranks have together, are not there to even out the shards only.
 
-    They come last. 0 for tokens that are no split sequence of the model's.
+    They come first. All of them, if these tokens are no split sequence of the model's.
     """
     if not is_forward_context_available():
-        return 0
+        return num_tokens
     context = get_forward_context()
-    for num_real in (context.sp_shard_metadata.get(SHARD_GROUP), context.sp_original_seq_len):
-        if num_real is not None and 0 < num_tokens - num_real < size:
-            return num_tokens - num_real
-    return 0
-
-
-def _without(padding: int, joint: torch.Tensor, num_text: int, text_first: bool) -> torch.Tensor:
-    """(B, T + S + padding, H, D) without the padding, which follows the image."""
-    if text_first or num_text == 0:
-        return joint[:, : joint.shape[1] - padding]
-    end = joint.shape[1] - num_text
-    return torch.cat((joint[:, : end - padding], joint[:, end:]), dim=1)
-
-
-def _with(padding: int, joint: torch.Tensor, num_text: int, text_first: bool) -> torch.Tensor:
-    """The inverse of :func:`_without`, with zeros."""
-    if text_first or num_text == 0:
-        return torch.nn.functional.pad(joint, (0, 0, 0, 0, 0, padding))
-    end = joint.shape[1] - num_text
-    zeros = joint.new_zeros((joint.shape[0], padding, *joint.shape[2:]))
-    return torch.cat((joint[:, :end], zeros, joint[:, end:]), dim=1)
+    lengths = context.sp_shard_metadata
+    for length in (lengths.get(SHARD_GROUP), lengths.get(LAST_SPLIT), context.sp_original_seq_len):
+        # One comparison for lengths with padding and without: a graph is guarded by its outcome.
+        if length is not None and num_tokens - size < length <= num_tokens:
+            return length
+    return num_tokens
 
 
 def _check_heads(tensors: tuple[torch.Tensor, ...], size: int) -> None:

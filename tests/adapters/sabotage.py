@@ -36,16 +36,16 @@ def count_padding_in_rings(executor: Any, on: bool) -> None:
     """Tokens that pad the shards are keys like any others."""
     from gfdit.omni import ring
 
-    original = executor.__dict__.setdefault("honest_padding", ring.padding_of)
-    setattr(ring, "padding_of", (lambda num_tokens, size: 0) if on else original)  # noqa: B010
+    original = executor.__dict__.setdefault("honest_lengths", ring.num_real)
+    setattr(ring, "num_real", (lambda num_tokens, size: num_tokens) if on else original)  # noqa: B010
 
 
 def count_padding(executor: Any, on: bool) -> None:
     """The same where heads are exchanged."""
     from gfdit.omni import ulysses
 
-    original = executor.__dict__.setdefault("honest_padding", ulysses.padding_of)
-    ulysses.padding_of = (lambda num_tokens, size: 0) if on else original
+    original = executor.__dict__.setdefault("honest_lengths", ulysses.num_real)
+    ulysses.num_real = (lambda num_tokens, size: num_tokens) if on else original
 
 
 def wait_for_the_device(executor: Any, on: bool) -> None:

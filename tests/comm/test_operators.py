@@ -28,12 +28,17 @@ def _calls(degree: int) -> dict[str, Callable[[], Any]]:
     joint = torch.zeros(B, T + degree * L, H // degree, D)
     mask = torch.ones(B, degree * L, dtype=torch.bool)
     return {
-        "scatter": lambda: operators.scatter_heads(ORDER, q, k, v, [], True, degree),
-        "scatter with text": lambda: operators.scatter_heads(ORDER, q, k, v, text, False, degree),
-        "gather": lambda: operators.gather_heads(ORDER, joint[:, T:], 0, True, degree),
-        "gather with text": lambda: operators.gather_heads(ORDER, joint, T, True, degree),
-        "ring": lambda: operators.attend_in_ring(ORDER, q, k, v, None, [], None, 0.1, degree),
-        "ring with text": lambda: operators.attend_in_ring(ORDER, q, k, v, mask, text[:2], None, 0.1, degree),
+        "scatter": lambda: operators.scatter_heads(ORDER, q, k, v, [], True, degree * L, degree),
+        "scatter with text": lambda: operators.scatter_heads(ORDER, q, k, v, text, False, degree * L, degree),
+        "scatter uneven": lambda: operators.scatter_heads(ORDER, q, k, v, text, True, degree * L - 1, degree),
+        "gather": lambda: operators.gather_heads(ORDER, joint[:, T:], 0, True, L, degree),
+        "gather with text": lambda: operators.gather_heads(ORDER, joint, T, True, L, degree),
+        "gather uneven": lambda: operators.gather_heads(ORDER, joint[:, 1:], T, False, L, degree),
+        "gather uneven alone": lambda: operators.gather_heads(ORDER, joint[:, T + 1 :], 0, True, L, degree),
+        "ring": lambda: operators.attend_in_ring(ORDER, q, k, v, None, [], None, 0.1, degree * L, degree),
+        "ring with text": lambda: operators.attend_in_ring(
+            ORDER, q, k, v, mask, text[:2], None, 0.1, degree * L, degree
+        ),
         "all-gather": lambda: operators.all_gather(ORDER, q, "sp", degree),
     }
 

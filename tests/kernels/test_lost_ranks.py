@@ -125,7 +125,7 @@ class OwnTime:
         self._thread = threading.local()
         for module in (edges, low_latency):
             module.look_around = self._look
-        edges.LOOK_AROUND = low_latency._LOOK_AROUND = tl.constexpr(1)
+        edges.LOOK_AROUND = low_latency.LOOK_AROUND = tl.constexpr(1)
 
     def begin(self, lane: GroupFreeComm, handover: Handover | None) -> None:
         """For this thread, the only one of ``lane``. ``handover``: with another survivor that takes part."""

@@ -126,7 +126,7 @@ def count_looks(handover: Handover) -> None:
 
     for module in (edges, low_latency):
         module.look_around = look
-    edges.LOOK_AROUND = low_latency._LOOK_AROUND = tl.constexpr(1)
+    edges.LOOK_AROUND = low_latency.LOOK_AROUND = tl.constexpr(1)
 
 
 def clear(heap: HandoverHeap) -> None:
