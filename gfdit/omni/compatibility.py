@@ -129,8 +129,8 @@ def check_config(od_config: Any) -> None:
         ),
         (
             "cache_backend",
-            od_config.cache_backend not in (None, "none", "tea_cache"),
-            "of step caches only 'tea_cache' keeps its state where it can follow a request",
+            od_config.cache_backend not in (None, "none", "tea_cache", "cache_dit"),
+            "of step caches only 'tea_cache' and 'cache_dit' keep their state where it can follow a request",
         ),
         (
             "diffusion_kv_cache_skip_steps",
