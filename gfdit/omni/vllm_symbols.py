@@ -1,4 +1,4 @@
-"""What of vLLM and vLLM-Omni 0.30 gfdit imports and derives from, looked for before anything starts.
+"""What of vLLM and vLLM-Omni gfdit imports and derives from, looked for before anything starts.
 
 ``tests/omni_cpu/test_compatibility.py`` reads the same off the code, and fails if something is missing here;
 ``tests/support/vllm_uses.py`` writes it.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Names that are imported, by module.
-SYMBOLS: Mapping[str, tuple[str, ...]] = {
+#: Of both, from which the tables are written.
+VERSION = "0.30.0"
+
+#: Names that are imported, by module, with the parameters of functions.
+SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
     "vllm.logger": ("init_logger",),
     "vllm.platforms.interface": (
         "DeviceCapability",

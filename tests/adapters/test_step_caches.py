@@ -25,7 +25,19 @@ STEP_MASK = {
 
 GUIDED = KitRequest(128, 96, seed=1, steps=8, negative_prompt=" ", true_cfg_scale=4.0)
 FLUX = KitRequest(128, 96, seed=1, steps=8, guidance_scale=3.5, max_sequence_length=32)
-VIDEO = KitRequest(96, 64, num_frames=5, seed=1, steps=8, negative_prompt="blurry", guidance_scale=4.0)
+# The solver is always said: for stock the one of the request before is the default.
+_SOLVER = {"extra_args": {"sample_solver": "unipc", "flow_shift": 5.0}}
+VIDEO = KitRequest(
+    96,
+    64,
+    num_frames=5,
+    seed=1,
+    steps=8,
+    negative_prompt="blurry",
+    guidance_scale=4.0,
+    max_sequence_length=32,
+    sampling=_SOLVER,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def kit(case: Case, kits: Kits) -> Iterator[AdapterKit]:
     """With verdicts, so that guidance can be split."""
-    kit = kits(case.family, num_ranks=2, od_config=case.cache, adapter="gfdit.adapters.forward.adapter:ForwardAdapter")
+    kit = kits(case.family, num_ranks=2, od_config=case.cache)
     (verdict,) = kit.self_test(case.request).values()
     assert verdict.mode is not None, verdict
     yield kit

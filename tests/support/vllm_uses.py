@@ -9,10 +9,13 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +47,8 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def symbols() -> dict[str, tuple[str, ...]]:
-    """Names by module, of attributes of what is imported too: ``InputBatch.make_batch``."""
+def symbols() -> dict[str, dict[str, str | None]]:
+    """Names by module, of attributes of what is imported too: ``InputBatch.make_batch``; parameters of functions."""
     found: dict[str, set[str]] = {}
     for _, tree in _sources():
         modules: dict[str, str] = {}  # imported as a whole, by what they are called
@@ -68,7 +71,10 @@ def symbols() -> dict[str, tuple[str, ...]]:
             elif called in names and not called.startswith("logger"):
                 module, name = names[called]
                 found[module].add(f"{name}.{node.attr}")
-    return {module: tuple(sorted(names)) for module, names in sorted(found.items())}
+    return {
+        module: {name: parameters_of(attrgetter(name)(importlib.import_module(module))) for name in sorted(names)}
+        for module, names in sorted(found.items())
+    }
 
 
 def members() -> dict[str, dict[str, str | None]]:
@@ -125,9 +131,10 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def write() -> None:
-    """Renew the two tables."""
+    """Renew the two tables, and the version that they are of."""
     path = ROOT / "omni" / "vllm_symbols.py"
-    text = path.read_text()
+    version = importlib.metadata.version("vllm-omni")
+    text = re.sub(r"(?m)^VERSION = .*$", f'VERSION = "{version}"', path.read_text())
     for name, table in (("SYMBOLS", symbols()), ("MEMBERS", members())):
         begin = text.index("{\n", text.index(f"\n{name}: "))
         end = text.index("\n}\n", begin) + len("\n}")
@@ -138,8 +145,6 @@ def write() -> None:
 def _literal(value: Any) -> str:
     if isinstance(value, dict):
         return "{\n" + "".join(f"{_literal(key)}: {_literal(item)},\n" for key, item in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + "".join(f"{_literal(item)}, " for item in value) + ")"
     text = "None" if value is None else f'"{value}"'
     return f"(\n{text})" if len(text) > _LONG else text
 

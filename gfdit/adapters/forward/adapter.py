@@ -183,9 +183,7 @@ class ForwardAdapter(StepExecutionAdapter):
         run = self._taken(call)
         if not run.has_ended:
             if self._caches.holders:
-                run.set_caches(
-                    self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device)
-                )
+                run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
             run.advance()
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
