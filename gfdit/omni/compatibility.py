@@ -1,4 +1,4 @@
-"""Refuses, before anything starts, what cannot be elastic or is not the vLLM-Omni that gfdit knows, and says why."""
+"""Refuses, before anything starts, what cannot be elastic or is another vLLM-Omni, and says why."""
 
 from __future__ import annotations
 

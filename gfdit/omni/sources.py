@@ -64,7 +64,7 @@ class Sources:
         return self._trees[module]
 
     def find(self, module: str, name: str) -> Found | None:
-        """What ``name`` is in ``module``, followed through imports; it may be of an attribute: ``Class.method``."""
+        """What ``name`` is in ``module``, through imports; it may be of an attribute: ``Class.method``."""
         first, *others = name.split(".")
         found = self._in_module(module, first)
         for other in others:

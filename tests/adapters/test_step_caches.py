@@ -1,4 +1,4 @@
-"""Step caches, elastic: what they keep follows a request, and the ranks of a step agree on whether it is skipped."""
+"""Step caches, elastic: what they keep follows a request, and the ranks of a step agree on what is skipped."""
 
 from __future__ import annotations
 

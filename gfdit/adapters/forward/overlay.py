@@ -39,7 +39,7 @@ def clone_of(scheduler: Any) -> Any:
 
 
 class Overlay:
-    """Of the attributes of ``modules`` and then ``caches``, as they are now: what requests find when they begin."""
+    """Of the attributes of ``modules``, then ``caches``, as they are now: what requests find when they begin."""
 
     def __init__(self, modules: Iterable[Any], caches: Iterable[Any] = ()) -> None:
         self._modules = list(modules)

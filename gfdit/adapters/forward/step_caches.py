@@ -1,13 +1,13 @@
-"""Step caches of vLLM-Omni, TeaCache and cache-dit: what they keep of a request's earlier steps, and who agrees on it.
+"""TeaCache and cache-dit: what they keep of a request's earlier steps, and who agrees on which steps are skipped.
 
-A cache skips the blocks of a step whose input is like that of the step before, and adds what they made then. What
-it keeps for that is in objects on the transformer, which know one request: TeaCache's hook, cache-dit's manager of
-contexts. Here every request has its own, which is part of its latents' artifact.
+A step cache skips the blocks of steps whose input is like that of the step before, and adds what they made then.
+What it keeps for that is in objects on the transformer, which know one request: TeaCache's hook, cache-dit's manager
+of contexts. Here every request has its own, which is part of its latents' artifact.
 
 What is kept under sequence or CFG parallelism is of one rank's share: a request that goes on in another layout, or
 with a rank that has nothing, computes its next step in full. All ranks of a layout ask each other, because one that
 skips a step does not take part in the collectives of those that compute it. cache-dit would have every rank decide
-by itself, or by all processes of the server; here the ranks of the running task decide, by their mean.
+for itself, or all processes of the server; here the ranks of the running task decide, by their mean.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Attributes of all holders, with a number for each tensor. It has no ``__dict__``, so that its tensors are no
-    fields of an artifact: a field is the same on all ranks, and may be put together from several of them.
+    """Attributes of all holders, with a number in place of each tensor.
+
+    It has no ``__dict__``, so its tensors are no fields of the artifact: a field is the same on all ranks, and may
+    come from several of them.
     """
 
     skeleton: Any
@@ -131,20 +133,19 @@ class StepCaches:
     def to_go_on_from(self, kept: Kept | None, at_start: Share, device: torch.device) -> Attributes:
         """For a step of the running task, agreed upon by its ranks.
 
-        What was kept, if every rank has its own share of it. Else what the request began with; cache-dit's counters
-        go on if all ranks have the same, so that a request does not warm up again.
+        What was kept, if every rank has its own share of it. Else what the request began with; cache-dit's
+        counters go on if all ranks have the same, so that a request does not warm up again.
         """
         here = Place.here()
-        counted = kept is not None and kept.place.cfg == here.cfg
-        known = kept is not None and kept.place == here
-        said = torch.tensor([[known, kept.num_passes if kept is not None and counted else -1]], device=device)
+        num_passes = kept.num_passes if kept is not None and kept.place.cfg == here.cfg else -1
+        said = [[float(kept is not None and kept.place == here), float(num_passes)]]
         if here.size > 1:
-            said = get_cfg_group().all_gather(get_sp_group().all_gather(said.float()))
-        same = bool((said[:, 1] == said[0, 1]).all())
-        if kept is None or not same or said[0, 1] < 0:
+            own_word = torch.tensor(said, device=device)
+            said = get_cfg_group().all_gather(get_sp_group().all_gather(own_word)).tolist()
+        if kept is None or num_passes < 0 or len({passes for _, passes in said}) > 1:
             return self.attributes_of(at_start)
         attributes = self.attributes_of(kept.share)
-        if said[:, 0].all():
+        if all(knows for knows, _ in said):
             return attributes
         return [
             _emptied(own) if _CONTEXTS in own else first
@@ -202,10 +203,10 @@ def _copied(value: Any, leaf: type, replace: Callable[[Any], Any], memo: dict[in
 
 
 def _have_ranks_agree(manager: Any) -> None:
-    """Have a manager of cache-dit decide for all ranks of the running task, and skip no step without a step before.
+    """Have a manager of cache-dit decide for all ranks of the running task, and skip no step after an unknown one.
 
-    cache-dit compares means of a rank's tensors with each other, and asks ``torch.distributed``'s world for means of
-    those, if that has several processes. A world of elastic ranks has one.
+    cache-dit compares means of a rank's tensors, and averages them over ``torch.distributed``'s world if that has
+    several processes. The world of an elastic rank has one.
     """
     if "similarity" in vars(manager):
         return
