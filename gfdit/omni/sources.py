@@ -125,7 +125,7 @@ class Sources:
         for starred in [other for key, other in names.items() if key.startswith("*")]:
             assert isinstance(starred, ast.ImportFrom)
             source = _absolute(module, starred, self._is_package(module))
-            if (found := self._in_module(source, name)) is not None:
+            if (found := self._in_module(source, name)) not in (None, _UNKNOWN):  # a star takes what is there
                 return found
         return _UNKNOWN if "__getattr__" in names else None
 

@@ -1,13 +1,13 @@
 """TeaCache and cache-dit: what they keep of a request's earlier steps, and who agrees on which steps are skipped.
 
 A step cache skips the blocks of steps whose input is like that of the step before, and adds what they made then.
-What it keeps for that is in objects on the transformer, which know one request: TeaCache's hook, cache-dit's manager
-of contexts. Here every request has its own, which is part of its latents' artifact.
+What it keeps for that is in objects on the transformer, which know one request: TeaCache's hook, cache-dit's
+manager of contexts. Here every request has its own, which is part of its latents' artifact.
 
-What is kept under sequence or CFG parallelism is of one rank's share: a request that goes on in another layout, or
-with a rank that has nothing, computes its next step in full. All ranks of a layout ask each other, because one that
-skips a step does not take part in the collectives of those that compute it. cache-dit would have every rank decide
-for itself, or all processes of the server; here the ranks of the running task decide, by their mean.
+What is kept under sequence or CFG parallelism is of one rank's share: a request that goes on in another layout,
+or with a rank that has nothing, computes its next step in full. All ranks of a layout ask each other, because one
+that skips a step does not take part in the collectives of those that compute it. cache-dit would have every rank
+decide for itself, or all processes of the server; here the ranks of the running task decide, by their mean.
 """
 
 from __future__ import annotations

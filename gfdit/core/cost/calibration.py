@@ -1,7 +1,7 @@
 """Measured times against expected ones: a running ratio per key that a few outliers cannot move.
 
-Of most tasks that is a median. Where a cache skips some steps, times are of two kinds, and the median is one of them,
-which one depending on chance: there it is a mean over more of them, outliers apart.
+Of most tasks that is a median. Where a cache skips some steps, times are of two kinds, and the median is one of
+them, which one depending on chance: there it is a mean over more of them, outliers apart.
 """
 
 from __future__ import annotations
