@@ -100,10 +100,10 @@ def _has(there: _Symbols, module: str, name: str) -> bool:
 
 def _can_be_called(wanted: str, found: str) -> bool:
     """Whether a function that takes ``found`` takes all that one with ``wanted`` does, and needs nothing else."""
-    taken = {name.rstrip("=") for name in wanted.split(", ")}
-    offered = {name.rstrip("=") for name in found.split(", ")}
-    needed = {name for name in found.split(", ") if name and not name.endswith("=") and not name.startswith("*")}
-    return taken <= offered and needed <= taken
+    offered = found.split(", ")
+    taken = {name.rstrip("=") for name in wanted.split(", ")} - {"", "*"}
+    needed = {name for name in offered if not name.endswith("=") and not name.startswith("*")} - {""}
+    return taken <= {name.rstrip("=") for name in offered} and needed <= taken
 
 
 class _Read:

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +24,7 @@ import gfdit
 from gfdit.omni.compatibility import parameters_of
 
 ROOT = Path(gfdit.__file__).parent
-_LONG = 80  # of a text: it goes into a line of its own
+_LONG = 80  # of a text: it goes into several
 # What adapters are developed with; no server imports it.
 _NOT_SERVED = ("adapters/testing", "adapters/tiny_models")
 
@@ -145,8 +146,11 @@ def write() -> None:
 def _literal(value: Any) -> str:
     if isinstance(value, dict):
         return "{\n" + "".join(f"{_literal(key)}: {_literal(item)},\n" for key, item in value.items()) + "}"
-    text = "None" if value is None else f'"{value}"'
-    return f"(\n{text})" if len(text) > _LONG else text
+    if value is None:
+        return "None"
+    lines = textwrap.wrap(value, _LONG, break_long_words=False, break_on_hyphens=False) or [""]
+    texts = [f'"{line} "' for line in lines[:-1]] + [f'"{lines[-1]}"']
+    return texts[0] if len(texts) == 1 else "(\n" + "\n".join(texts) + ")"
 
 
 if __name__ == "__main__":
