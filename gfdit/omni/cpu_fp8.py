@@ -1,8 +1,8 @@
 """FP8 linear layers on a CPU, by torch. Installed when the first quantised model is loaded.
 
 vLLM chooses a kernel by the platform. Its own for a CPU are for its CPU builds; on the platform that gfdit brings
-there were none, and the operator that quantises weights is compiled for GPUs only. These make models with FP8 weights
-run where there is no GPU, slowly, as stock does too then.
+there were none, and the operator that quantises weights is compiled for GPUs only. With these, models with FP8
+weights run where there is no GPU, on stock workers as well.
 """
 
 from __future__ import annotations
