@@ -47,8 +47,8 @@ def parameters_of(member: Any) -> str | None:
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             said.append("*")
         star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        before = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        said.append(f"{before}{name}{'' if parameter.default is parameter.empty else '='}")
+        bare = parameter.replace(annotation=parameter.empty, default=parameter.empty)  # with its stars
+        said.append(f"{bare}" if parameter.default is parameter.empty else f"{bare}=")
     return ", ".join(said)
 
 

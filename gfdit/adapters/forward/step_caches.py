@@ -80,7 +80,7 @@ class Kept(NamedTuple):
 class _Slot(NamedTuple):
     """In place of a tensor."""
 
-    index: int
+    number: int
 
 
 class StepCaches:
@@ -117,7 +117,7 @@ class StepCaches:
 
     def attributes_of(self, share: Share) -> Attributes:
         """Inverse of :meth:`share_of`; tensors, which no step changes, are shared."""
-        attributes: Attributes = _copied(share.skeleton, _Slot, lambda slot: share.tensors[slot.index], {})
+        attributes: Attributes = _copied(share.skeleton, _Slot, lambda slot: share.tensors[slot.number], {})
         for own in attributes:
             if _CONTEXTS in own:
                 contexts = zip(self._names, own[_CONTEXTS], strict=True)
