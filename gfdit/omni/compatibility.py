@@ -43,7 +43,7 @@ def parameters_of(member: Any) -> str | None:
     if not inspect.isfunction(member):
         return None
     said, star = [], False
-    for name, parameter in inspect.signature(member).parameters.items():
+    for parameter in inspect.signature(member).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             said.append("*")
         star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
