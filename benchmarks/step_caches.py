@@ -84,7 +84,7 @@ def _processor_s() -> float:
 
 def _head(of: str) -> list[str]:
     return [
-        f"Median seconds by the {of} of a guided request of 20 steps; in brackets, how many times less than without.",
+        f"Median seconds by the {of} of a guided request of 20 steps; in brackets, times less than without.",
         "",
         "| | none | TeaCache | cache-dit |",
         "|---|---|---|---|",

@@ -49,7 +49,7 @@ def cache(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def stock(cache: dict[str, Any], model: Path) -> dict[int, dict[ImageRequest, np.ndarray]]:
-    """What stock workers make with the cache, by degree. On a CPU vLLM-Omni's engine serves no cache on two ranks."""
+    """What stock workers make with the cache, by degree; its engine has no such requests on several CPU ranks."""
     asked = [
         KitRequest(
             one.height,
