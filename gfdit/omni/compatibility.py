@@ -139,7 +139,10 @@ class _Imported:
     def has_module(self, module: str) -> bool:
         if module.startswith(_MODELS):
             return self._models.has_module(module)
-        return importlib.util.find_spec(module) is not None
+        try:
+            return importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:  # nor the package that it was in
+            return False
 
     def parameters(self, module: str, name: str) -> str | None:
         if module.startswith(_MODELS):

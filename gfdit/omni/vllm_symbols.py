@@ -16,6 +16,12 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
     "vllm.logger": {
         "init_logger": "name",
     },
+    "vllm.model_executor.kernels.linear": {
+        "register_linear_kernel": "kernel_class, platform, kernel_type=",
+    },
+    "vllm.model_executor.kernels.linear.scaled_mm.pytorch": {
+        "PerTensorTorchFP8ScaledMMLinearKernel": None,
+    },
     "vllm.platforms.interface": {
         "DeviceCapability": None,
         "Platform": None,
@@ -239,6 +245,9 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
 
 #: Members of classes that gfdit derives from, with the parameters of methods that it overrides.
 MEMBERS: Mapping[str, Mapping[str, str | None]] = {
+    "vllm.model_executor.kernels.linear.scaled_mm.pytorch:TorchFP8ScaledMMLinearKernel": {
+        "is_supported": "cls, compute_capability=",
+    },
     "vllm.platforms.interface:Platform": {
         "check_if_supports_dtype": "cls, dtype",
         "device_control_env_var": None,
@@ -329,6 +338,7 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
     "vllm_omni.platforms.interface:OmniPlatform": {
         "get_default_stage_config_path": "cls",
         "get_diffusion_attn_backend_cls": "cls, selected_backend, head_size, allow_trtllm_default=",
+        "get_diffusion_packed_modules_mapping": "cls, model_class",
         "supports_cpu_offload": "cls",
         "supports_torch_inductor": "cls",
     },
