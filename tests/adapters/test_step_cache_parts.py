@@ -169,3 +169,18 @@ def test_a_mask_of_steps_does_not_skip_what_nothing_is_known_of(place: SimpleNam
     place.here = SINGLE
     rank.go_on(rank.caches.to_go_on_from(kept, at_start, CPU))
     assert not rank.can_cache(9.0)
+
+
+def test_a_cache_that_is_nowhere_to_be_found_is_refused() -> None:
+    """Its state would go from request to request, and its ranks would not agree."""
+    from gfdit.adapters.forward.adapter import ForwardAdapter
+
+    config: Any = SimpleNamespace(
+        model_class_name="Unknown", diffusion_load_format="default", cache_backend="tea_cache", tf_model_config={}
+    )
+    pipeline = torch.nn.Module()
+    pipeline.transformer = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="keeps its tea_cache where gfdit does not look for it"):
+        ForwardAdapter(config, 1).bind(pipeline, CPU)
+    config.cache_backend = "none"
+    ForwardAdapter(config, 1).bind(pipeline, CPU)

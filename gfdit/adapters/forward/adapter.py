@@ -106,6 +106,9 @@ class ForwardAdapter(StepExecutionAdapter):
         self._denoisers = seam.denoisers_of(self._root, self.family.denoisers)
         if not self._denoisers and not self.family.whole:
             logger.warning("%s has no denoising model under a name that gfdit knows", type(pipeline).__name__)
+        cache = self.od_config.cache_backend
+        if cache not in (None, "none") and not (self.family.whole or self._caches.holders):
+            raise ValueError(f"{type(pipeline).__name__} keeps its {cache} where gfdit does not look for it")
         seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
         self._ready: dict[str, Run] = {}
