@@ -41,6 +41,10 @@ WHO: dict[str, Callable[[AdapterKit], Any]] = {
 }
 
 
+#: By who served, and by cache.
+Times = dict[str, dict[str, list[float]]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="requests of 20 steps of each")
@@ -58,7 +62,9 @@ def main() -> None:
             )
             for name, config in CACHES.items()
         }
-        seconds = {of: {who: {name: [] for name in CACHES} for who in WHO} for of in ("clock", "processor")}
+        seconds: dict[str, Times] = {
+            of: {who: {name: [] for name in CACHES} for who in WHO} for of in ("clock", "processor")
+        }
         for number in range(args.rounds + 1):
             for who, serve in WHO.items():
                 for name, kit in kits.items():
