@@ -10,9 +10,10 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 SOAK_REQUESTS ?= 400
+CACHED_REQUESTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough families models soak soak-comm soak-kernels storm endurance report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm endurance report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -22,6 +23,7 @@ help:
 	@echo "make setup   only the environment, in $(VENV)"
 	@echo "make models  check the models of the collectives' protocol (needs spin and gcc)"
 	@echo "make soak    $(SOAK_REQUESTS) requests on random layouts, some abandoned"
+	@echo "make soak-caches  $(CACHED_REQUESTS) requests with TeaCache and as many with cache-dit, likewise"
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
 	@echo "make storm   1,000,000 events with faults in a simulated server"
@@ -56,6 +58,10 @@ models: setup
 
 soak: setup
 	@$(BIN)/python -m pytest tests/elastic/test_soak.py --soak-requests $(SOAK_REQUESTS) --timeout 3600
+
+soak-caches: setup
+	@$(BIN)/python -m pytest tests/elastic/test_cached_traffic.py --soak-requests $(CACHED_REQUESTS) --timeout 3600 \
+		-m "thorough or not thorough"
 
 soak-comm: setup
 	@$(BIN)/python -m tests.comm.soak

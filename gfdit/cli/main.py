@@ -37,6 +37,7 @@ COMMANDS = {
         "gfdit.cli.profile", "measure a model's task times on a real server", takes_passthrough=True
     ),
     "models": Command("gfdit.cli.models", "list the pipelines of vLLM-Omni and how gfdit schedules each"),
+    "compatibility": Command("gfdit.cli.compatibility", "check what gfdit uses of vLLM-Omni against a release"),
     "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
     "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
 }

@@ -51,6 +51,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_steps: int = 0
     max_queue_s: float | None = None
     first_id: int = 0
+    skips_steps: bool = False
 
 
 class _Line(msgspec.Struct, frozen=True):

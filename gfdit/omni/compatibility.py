@@ -1,108 +1,176 @@
-"""Refuses, before anything starts, what cannot be elastic, and says why."""
+"""Refuses, before anything starts, what cannot be elastic or is another vLLM-Omni, and says why."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gfdit.omni.vllm_symbols import MEMBERS, SYMBOLS
+from gfdit.omni.sources import Function, Sources, own_members, parameters_in
+from gfdit.omni.vllm_symbols import MEMBERS, SYMBOLS, VERSION
 
-_THIS = "this vLLM-Omni (gfdit needs 0.30)"
+_THIS = f"this vLLM-Omni (gfdit needs {VERSION})"
 _MODELS = "vllm_omni.diffusion.models."
 
 _SHARDED = "its weights would be sharded at load, and every rank must be able to run any task"
 _STATIC = "gfdit chooses it for every task; leave it at 1"
 _OFFLOAD = "moving weights during a forward pass does not go with a full replica per rank"
 
+Table = Mapping[str, Mapping[str, str | None]]
 
-def check_symbols(
-    symbols: Mapping[str, Sequence[str]] = SYMBOLS,
-    members: Mapping[str, Mapping[str, str | None]] = MEMBERS,
-) -> None:
+
+def check_symbols(symbols: Table = SYMBOLS, members: Table = MEMBERS) -> None:
     """Raise ``ImportError`` naming the first thing that this vLLM-Omni lacks, or has with other parameters.
 
     A method that is overridden and has another name there would never be called, without a word.
     """
-    for module, names in symbols.items():
-        for name in names:
-            if not _has(module, name):
-                raise ImportError(f"gfdit needs {module}.{name}, which {_THIS} does not have")
-    for place, wanted in members.items():
-        module, _, cls = place.partition(":")
-        for name, parameters in wanted.items():
-            what = f"{module}.{cls}.{name}"
-            there = _parameters_in(module, cls)
-            if name not in there and not (parameters is None and _has(module, f"{cls}.{name}")):
-                raise ImportError(f"gfdit builds on {what}, which {_THIS} does not have")
-            if parameters is not None and there[name] != parameters:
-                raise ImportError(f"gfdit overrides {what}({parameters}), which takes ({there[name]}) in {_THIS}")
+    for fault in _faults(symbols, members, _Imported(), _THIS):
+        raise ImportError(fault)
+
+
+def faults_of(sources: Sources, symbols: Table = SYMBOLS, members: Table = MEMBERS) -> list[str]:
+    """A line for each thing that the vLLM and vLLM-Omni in ``sources`` lack, or have with other parameters."""
+    return list(_faults(symbols, members, _Read(sources), "it"))
 
 
 def parameters_of(member: Any) -> str | None:
-    """Names of a method's parameters; None for what is no method."""
+    """A function's parameters, with ``=`` behind those that have a default; None for what is no function."""
     member = getattr(member, "__func__", member)
-    return ", ".join(inspect.signature(member).parameters) if inspect.isfunction(member) else None
+    if not inspect.isfunction(member):
+        return None
+    said, star = [], False
+    for parameter in inspect.signature(member).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            said.append("*")
+        star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        bare = parameter.replace(annotation=parameter.empty, default=parameter.empty)  # with its stars
+        said.append(f"{bare}" if parameter.default is parameter.empty else f"{bare}=")
+    return ", ".join(said)
 
 
-def _has(module: str, name: str) -> bool:
-    """``name`` may be of an attribute, which a model has somewhere in its module."""
-    parts = name.split(".")
-    if module.startswith(_MODELS):
-        return _names_in(module).issuperset(parts)
-    target = importlib.import_module(module)
-    for part in parts:
-        if not hasattr(target, part):
-            return False
-        target = getattr(target, part)
+class _Symbols(Protocol):
+    """Of some vLLM-Omni. Parameters are None for what is no function, or if nobody can tell."""
+
+    def has_module(self, module: str) -> bool: ...
+
+    def parameters(self, module: str, name: str) -> str | None:
+        """Raises ``LookupError`` if there is nothing of that name; it may be of an attribute."""
+        ...
+
+    def own(self, module: str, cls: str) -> Mapping[str, str | None]:
+        """Parameters by member of a class, without those of its bases."""
+        ...
+
+
+def _faults(symbols: Table, members: Table, there: _Symbols, what: str) -> Iterator[str]:
+    for module, names in symbols.items():
+        if not there.has_module(module):
+            yield f"gfdit needs {module}, which {what} does not have"
+            continue
+        for name, wanted in names.items():
+            try:
+                found = there.parameters(module, name)
+            except LookupError:
+                yield f"gfdit needs {module}.{name}, which {what} does not have"
+                continue
+            if wanted is not None and found is not None and not _can_be_called(wanted, found):
+                yield f"gfdit calls {module}.{name}({wanted}), which takes ({found}) in {what}"
+    for place, wanted_of in members.items():
+        module, _, cls = place.partition(":")
+        own = there.own(module, cls) if there.has_module(module) else {}
+        for name, wanted in wanted_of.items():
+            full = f"{module}.{cls}.{name}"
+            if name not in own and (wanted is not None or not _has(there, module, f"{cls}.{name}")):
+                yield f"gfdit builds on {full}, which {what} does not have"
+            elif wanted is not None and own[name] != wanted:
+                yield f"gfdit overrides {full}({wanted}), which takes ({own[name]}) in {what}"
+
+
+def _has(there: _Symbols, module: str, name: str) -> bool:
+    try:
+        there.parameters(module, name)
+    except LookupError:
+        return False
     return True
 
 
-@functools.cache
-def _names_in(module: str) -> set[str]:
-    """Of the code of a model."""
-    names = set()
-    for node in ast.walk(_source_of(module)):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
-                names.update(alias.asname or alias.name for alias in aliases)
-    return names
+def _can_be_called(wanted: str, found: str) -> bool:
+    """Whether a function that takes ``found`` takes all that one with ``wanted`` does, and needs nothing else."""
+    offered = found.split(", ")
+    taken = {name.rstrip("=") for name in wanted.split(", ")} - {"", "*"}
+    needed = {name for name in offered if not name.endswith("=") and not name.startswith("*")} - {""}
+    return taken <= {name.rstrip("=") for name in offered} and needed <= taken
 
 
-def _parameters_in(module: str, cls: str) -> dict[str, str | None]:
-    """By member of a class."""
-    if not module.startswith(_MODELS):
+class _Read:
+    """By its source."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def has_module(self, module: str) -> bool:
+        return self._sources.tree(module) is not None
+
+    def parameters(self, module: str, name: str) -> str | None:
+        if (found := self._sources.find(module, name)) is None:
+            raise LookupError(name)
+        return parameters_in(found.node) if isinstance(found.node, Function) else None
+
+    def own(self, module: str, cls: str) -> Mapping[str, str | None]:
+        found = self._sources.find(module, cls)
+        if found is None or not isinstance(found.node, ast.ClassDef):
+            return {}
+        return {
+            name: parameters_in(node) if isinstance(node, Function) else None
+            for name, node in own_members(found.node).items()
+        }
+
+
+class _Imported:
+    """Of the one that runs. Models are read: a server needs one of all."""
+
+    def __init__(self) -> None:
+        self._models = _Read(installed_sources())
+
+    def has_module(self, module: str) -> bool:
+        if module.startswith(_MODELS):
+            return self._models.has_module(module)
+        try:
+            return importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:  # nor the package that it was in
+            return False
+
+    def parameters(self, module: str, name: str) -> str | None:
+        if module.startswith(_MODELS):
+            return self._models.parameters(module, name)
+        target: Any = importlib.import_module(module)
+        for part in name.split("."):
+            if not hasattr(target, part):
+                raise LookupError(name)
+            target = getattr(target, part)
+        return parameters_of(target)
+
+    def own(self, module: str, cls: str) -> Mapping[str, str | None]:
+        if module.startswith(_MODELS):
+            return self._models.own(module, cls)
         found = getattr(importlib.import_module(module), cls, None)
         return {} if found is None else {name: parameters_of(member) for name, member in vars(found).items()}
-    members: dict[str, str | None] = {}
-    for node in _source_of(module).body:
-        if isinstance(node, ast.ClassDef) and node.name == cls:
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef):
-                    given = method.args
-                    names = [
-                        arg.arg
-                        for arg in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
-                        if arg
-                    ]
-                    members[method.name] = ", ".join(names)
-    return members
 
 
-@functools.cache
-def _source_of(module: str) -> ast.Module:
-    """A model's code, which is not imported: a server needs one of all."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"gfdit needs {module}, which {_THIS} does not have")
-    return ast.parse(Path(spec.origin).read_text())
+def installed_sources(*first: Path) -> Sources:
+    """Of the vLLM and vLLM-Omni that are installed, where ``first`` have none. Raises ``ValueError`` without."""
+    places = list(first)
+    for package in ("vllm_omni", "vllm"):
+        if Sources(*places).place_of(package) is None:
+            spec = importlib.util.find_spec(package)
+            if spec is None or spec.origin is None:
+                raise ValueError(f"{package} is not installed: pip install gfdit[serve]")
+            places.append(Path(spec.origin).parent.parent)
+    return Sources(*places)
 
 
 def check_config(od_config: Any) -> None:
@@ -129,8 +197,8 @@ def check_config(od_config: Any) -> None:
         ),
         (
             "cache_backend",
-            od_config.cache_backend not in (None, "none", "tea_cache"),
-            "of step caches only 'tea_cache' keeps its state where it can follow a request",
+            od_config.cache_backend not in (None, "none", "tea_cache", "cache_dit"),
+            "of step caches only 'tea_cache' and 'cache_dit' keep their state where it can follow a request",
         ),
         (
             "diffusion_kv_cache_skip_steps",

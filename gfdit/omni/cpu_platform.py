@@ -1,6 +1,7 @@
 """vLLM-Omni's view of a machine without an accelerator."""
 
 import shutil
+from typing import Any
 
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
@@ -20,6 +21,14 @@ class GfditCpuPlatform(CpuDevicePlatform, OmniPlatform):
     @classmethod
     def supports_cpu_offload(cls) -> bool:
         return False
+
+    @classmethod
+    def get_diffusion_packed_modules_mapping(cls, model_class: Any) -> dict[str, list[str]] | None:
+        """What is asked before a model is made from quantised weights: the moment to have kernels for them."""
+        from gfdit.omni import cpu_fp8
+
+        cpu_fp8.install()
+        return super().get_diffusion_packed_modules_mapping(model_class)
 
     @classmethod
     def get_default_stage_config_path(cls) -> str:

@@ -144,6 +144,7 @@ class RememberedCuts:
 def _key(od_config: OmniDiffusionConfig) -> str:
     said: list[Any] = [str(getattr(od_config, name, None)) for name in ("model", "model_class_name", "dtype")]
     said += [od_config.enforce_eager, od_config.quantization_config, torch.__version__]
+    said += [od_config.cache_backend, od_config.cache_config]
     said += [importlib.metadata.version(package) for package in _PACKAGES]
     said.append(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     digest = hashlib.sha256(repr(said).encode())

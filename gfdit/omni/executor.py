@@ -89,6 +89,7 @@ class OmniExecutor:
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
         if isinstance(self.adapter, ForwardAdapter):
             self.adapter.verdicts = payload.verdicts
+            self.adapter.refresh_caches = runner.refresh_caches
         self.adapter.bind(runner.pipeline, self.device)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)

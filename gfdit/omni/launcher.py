@@ -109,6 +109,7 @@ class ElasticExecutor(DiffusionExecutor):
                 max_artifact_bytes=settings.max_artifact_bytes,
                 device_memory_bytes=settings.device_memory_bytes,
                 max_queue_s=settings.max_queue_s,
+                skips_steps=self.od_config.cache_backend not in (None, "none"),
                 max_retries=settings.max_retries,
                 checkpoint_every_steps=settings.checkpoint_every_steps,
                 # On GPUs all ranks attach to the heap at once: a new process finds no way in.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 from vllm_omni.diffusion.forward_context import set_forward_context
+from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.diffusion_model_runner import DiffusionModelRunner
 
 from gfdit.adapters.sequence_plan import SequencePlan
@@ -69,6 +70,10 @@ class ElasticModelRunner(DiffusionModelRunner):
         scope = self.scope
         for transformer in self._transformers():
             graphs.wrap(transformer, lambda: (scope.sp.ranks, scope.cfg.ranks))
+
+    def refresh_caches(self, request: OmniDiffusionRequest) -> None:
+        """As before each request of a stock worker; it does nothing without a step cache."""
+        self._refresh_cache_for_requests([request], od_config=self.od_config)
 
     def restore_groups(self) -> None:
         """Put vLLM-Omni's own coordinators back, so that its shutdown destroys them."""

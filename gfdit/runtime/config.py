@@ -50,6 +50,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int = 3
     checkpoint_every_steps: int = 0
     max_queue_s: float | None = None
+    skips_steps: bool = False
     restart_workers: bool = True
     max_restarts: int = 3
     heartbeat_timeout_s: float = 10.0

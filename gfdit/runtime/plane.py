@@ -25,7 +25,9 @@ def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
     else:
         policy = load_policy(config.policy, config.policy_args, config.admission)
         policy = GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
-    return plane_of(config, policy, NominalCostModel() if costs is None else TableCostModel(costs), ControlPlane)
+    skips = config.skips_steps
+    cost = NominalCostModel(skips_steps=skips) if costs is None else TableCostModel(costs, skips_steps=skips)
+    return plane_of(config, policy, cost, ControlPlane)
 
 
 def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[Plane]) -> Plane:
@@ -65,5 +67,6 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         device_memory_bytes=config.device_memory_bytes,
         max_queue_s=config.max_queue_s,
         first_id=config.first_id,
+        skips_steps=config.skips_steps,
     )
     return RecordingWriter(config.record_path, header)

@@ -96,7 +96,7 @@ def make_config(model: Path) -> Callable[..., Any]:
         ({"parallel": {"cfg_parallel_size": 2}}, "cfg_parallel_size: gfdit chooses it for every task"),
         ({"enable_cpu_offload": True}, "enable_cpu_offload"),
         ({"enable_layerwise_offload": True}, "enable_layerwise_offload"),
-        ({"cache_backend": "cache_dit"}, "cache_backend: of step caches only 'tea_cache'"),
+        ({"cache_backend": "mag_cache"}, "cache_backend: of step caches only 'tea_cache' and 'cache_dit'"),
         ({"diffusion_kv_cache_skip_steps": "0-3"}, "diffusion_kv_cache_skip_steps: steps run one by one"),
     ],
     ids=lambda value: str(value)[:40],

@@ -9,10 +9,14 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import re
+import textwrap
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ import gfdit
 from gfdit.omni.compatibility import parameters_of
 
 ROOT = Path(gfdit.__file__).parent
-_LONG = 80  # of a text: it goes into a line of its own
+_LONG = 80  # of a text: it goes into several
 # What adapters are developed with; no server imports it.
 _NOT_SERVED = ("adapters/testing", "adapters/tiny_models")
 
@@ -44,8 +48,8 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def symbols() -> dict[str, tuple[str, ...]]:
-    """Names by module, of attributes of what is imported too: ``InputBatch.make_batch``."""
+def symbols() -> dict[str, dict[str, str | None]]:
+    """Names by module, of attributes of imports too: ``InputBatch.make_batch``. With parameters of functions."""
     found: dict[str, set[str]] = {}
     for _, tree in _sources():
         modules: dict[str, str] = {}  # imported as a whole, by what they are called
@@ -68,7 +72,10 @@ def symbols() -> dict[str, tuple[str, ...]]:
             elif called in names and not called.startswith("logger"):
                 module, name = names[called]
                 found[module].add(f"{name}.{node.attr}")
-    return {module: tuple(sorted(names)) for module, names in sorted(found.items())}
+    return {
+        module: {name: parameters_of(attrgetter(name)(importlib.import_module(module))) for name in sorted(names)}
+        for module, names in sorted(found.items())
+    }
 
 
 def members() -> dict[str, dict[str, str | None]]:
@@ -125,9 +132,10 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def write() -> None:
-    """Renew the two tables."""
+    """Renew the two tables, and the version that they are of."""
     path = ROOT / "omni" / "vllm_symbols.py"
-    text = path.read_text()
+    version = importlib.metadata.version("vllm-omni")
+    text = re.sub(r"(?m)^VERSION = .*$", f'VERSION = "{version}"', path.read_text())
     for name, table in (("SYMBOLS", symbols()), ("MEMBERS", members())):
         begin = text.index("{\n", text.index(f"\n{name}: "))
         end = text.index("\n}\n", begin) + len("\n}")
@@ -138,10 +146,11 @@ def write() -> None:
 def _literal(value: Any) -> str:
     if isinstance(value, dict):
         return "{\n" + "".join(f"{_literal(key)}: {_literal(item)},\n" for key, item in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + "".join(f"{_literal(item)}, " for item in value) + ")"
-    text = "None" if value is None else f'"{value}"'
-    return f"(\n{text})" if len(text) > _LONG else text
+    if value is None:
+        return "None"
+    lines = textwrap.wrap(value, _LONG, break_long_words=False, break_on_hyphens=False) or [""]
+    texts = [f'"{line} "' for line in lines[:-1]] + [f'"{lines[-1]}"']
+    return texts[0] if len(texts) == 1 else "(\n" + "\n".join(texts) + ")"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.run import Log, Run, Scene
-from gfdit.adapters.forward.step_caches import Kept, Place, caching_hooks, is_everywhere
+from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
 from gfdit.adapters.step_execution import StepExecutionAdapter
@@ -50,6 +50,8 @@ class ForwardAdapter(StepExecutionAdapter):
     verdicts: Verdicts | None = None
     #: Whether degrees are offered by plans of transformers that nobody has tried; the engine sets it.
     trusts_plans = False
+    #: Makes step caches ready for a request that begins; the worker sets it.
+    refresh_caches: Callable[[OmniDiffusionRequest], None] | None = None
     family: Family = Family()
 
     def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
@@ -104,6 +106,9 @@ class ForwardAdapter(StepExecutionAdapter):
         self._denoisers = seam.denoisers_of(self._root, self.family.denoisers)
         if not self._denoisers and not self.family.whole:
             logger.warning("%s has no denoising model under a name that gfdit knows", type(pipeline).__name__)
+        cache = self.od_config.cache_backend
+        if cache not in (None, "none") and not (self.family.whole or self._caches.holders):
+            raise ValueError(f"{type(pipeline).__name__} keeps its {cache} where gfdit does not look for it")
         seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
         self._ready: dict[str, Run] = {}
@@ -111,15 +116,14 @@ class ForwardAdapter(StepExecutionAdapter):
     @cached_property
     def _scene(self) -> Scene:
         """Made at the first request, when everything that a process changes on a pipeline is changed."""
-        overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches)
+        overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches.holders)
         clears = [getattr(module, "clear_cross_attention_cache", None) for module in self._denoisers.values()]
         forget = [clear for clear in clears if clear is not None]
-        return Scene(self._root, self.device, overlay, self._call_forward, self._adopt, forget)
+        return Scene(self._root, self.device, overlay, self._caches, self._call_forward, self._adopt, forget)
 
     @cached_property
-    def _caches(self) -> list[Any]:
-        """Hooks that keep something between a request's steps."""
-        return caching_hooks(self._denoisers.values())
+    def _caches(self) -> StepCaches:
+        return StepCaches(self._denoisers.values())
 
     def must_replay(self, calls: list[TaskCall]) -> bool:
         return any(_goes_on(call) and not self.suspended.has(call.inputs[-1]) for call in calls)
@@ -140,7 +144,10 @@ class ForwardAdapter(StepExecutionAdapter):
             if len(calls) > 1 and calls[0].task.kind is TaskKind.DENOISE:
                 if not self._ready:
                     self.replay(calls)
-                self._predict_together(calls)
+                if self._caches.holders:
+                    log_split("a step cache compares each of them with the step before")
+                else:
+                    self._predict_together(calls)
             return [run[call.task.kind](call) for call in calls]
         finally:
             self._drop_ready()
@@ -178,9 +185,8 @@ class ForwardAdapter(StepExecutionAdapter):
             return TaskOutput((Held(latents),))
         run = self._taken(call)
         if not run.has_ended:
-            if self._caches:
-                kept = latents["caches"]
-                run.set_caches(kept.attributes if is_everywhere(kept, self.device) else None)
+            if self._caches.holders:
+                run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
             run.advance()
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
@@ -257,7 +263,7 @@ class ForwardAdapter(StepExecutionAdapter):
         if run.has_ended:
             return Held(step=step, log=(), output=run.result, splits_guidance=run.splits_guidance, caches=None)
         log = tuple(run.log[num_conditioning:])
-        caches = Kept(Place.here(), run.caches()) if self._caches and step else None
+        caches = self._caches.kept(run.caches()) if self._caches.holders and step else None
         held = Held(step=step, log=log, output=None, splits_guidance=run.splits_guidance, caches=caches)
         self.suspended.keep(held, run)
         return held
@@ -268,6 +274,8 @@ class ForwardAdapter(StepExecutionAdapter):
         self._ready.clear()
 
     def _call_forward(self, request: OmniDiffusionRequest) -> DiffusionOutput:
+        if self.refresh_caches is not None:
+            self.refresh_caches(request)
         outputs = self.pipeline.forward(DiffusionRequestBatch(requests=[request]))
         output = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         if not isinstance(output, DiffusionOutput):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gfdit.adapters.sequence_plan import SequencePlan, Split
@@ -99,7 +99,13 @@ EXACT_PLANS = frozenset(
 
 
 def family_of(od_config: Any) -> Family:
-    """Of vLLM-Omni's ``OmniDiffusionConfig``; whatever diffusers runs is one family."""
+    """Of vLLM-Omni's ``OmniDiffusionConfig``; whatever diffusers runs is one family.
+
+    With a step cache more steps are tried, since caches skip none of the first.
+    """
     by_diffusers = od_config.diffusion_load_format == "diffusers"
     name = "DiffusersAdapterPipeline" if by_diffusers else str(od_config.model_class_name)
-    return FAMILIES.get(name, Family())
+    family = FAMILIES.get(name, Family())
+    if od_config.cache_backend not in (None, "none") and family.trial_steps == Family().trial_steps:
+        return replace(family, trial_steps=(12, 11))
+    return family

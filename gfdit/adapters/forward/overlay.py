@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from gfdit.adapters.forward.step_caches import is_state
+
 # Of modules, and of what wraps them: no request changes it.
 _OWN_TO_TORCH = frozenset(vars(torch.nn.Module())) | {
     "forward",
@@ -37,12 +39,12 @@ def clone_of(scheduler: Any) -> Any:
 
 
 class Overlay:
-    """Of the attributes of ``modules`` and then ``hooks``, as they are now: what requests find when they begin."""
+    """Of the attributes of ``modules``, then ``caches``, as they are now: what requests find when they begin."""
 
-    def __init__(self, modules: Iterable[Any], hooks: Iterable[Any] = ()) -> None:
+    def __init__(self, modules: Iterable[Any], caches: Iterable[Any] = ()) -> None:
         self._modules = list(modules)
         self.num_modules = len(self._modules)
-        self._modules += hooks
+        self._modules += caches
         self._base = [_attributes(module) for module in self._modules]
         self._pristine = [
             {name: _copy_of(value) for name, value in base.items() if _is_own(value)} for base in self._base
@@ -85,8 +87,8 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 def _is_own(value: Any) -> bool:
     """Whether a request may change it in place."""
-    if is_scheduler(value) or hasattr(value, "get_state"):
-        return not isinstance(value, torch.Generator)
+    if is_scheduler(value) or is_state(value):
+        return True
     return type(value) in (dict, list, set) and _is_plain(value)
 
 

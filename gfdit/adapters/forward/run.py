@@ -22,7 +22,7 @@ from gfdit.adapters.forward.coroutine import Coroutine
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
 from gfdit.adapters.forward.seam import Kind
-from gfdit.adapters.forward.step_caches import copy_of
+from gfdit.adapters.forward.step_caches import Attributes, Share, StepCaches
 from gfdit.adapters.forward.verdict import Cut, Keep, Mode
 
 
@@ -53,6 +53,7 @@ class Scene:
     root: Any
     device: torch.device
     overlay: Overlay
+    caches: StepCaches
     #: Makes what a forward is called with from a request; the generators among it belong to the call.
     call_forward: Callable[[Any], Any]
     #: On the thread that runs tasks: what another thread has to do to be like it.
@@ -83,6 +84,7 @@ class Run:
         self._generators = generators
         self._position = 0
         self._attributes: State = scene.overlay.fresh()
+        self._first_caches: Share | None = None
         self._coroutine = Coroutine(partial(self._forward, request), "gfdit-forward")
         self._num_denoiser_calls = 0
         self._num_bytes = 0
@@ -108,6 +110,8 @@ class Run:
             return self._coroutine.resume(scene.adopt())
         finally:
             self._attributes = scene.overlay.take_off()
+            if self._first_caches is None:  # nothing was computed yet: replies of the log are no passes
+                self._first_caches = self.caches()
 
     def to_denoiser(self) -> Pending | None:
         """To the next call of a denoiser, which waits to be made; None if a cut or the end comes first."""
@@ -136,14 +140,19 @@ class Run:
             self._num_bytes = self._coroutine.num_bytes()
         return self._num_bytes
 
-    def caches(self) -> list[dict[str, Any]]:
+    def caches(self) -> Share:
         """What step caches keep of this request."""
-        return [copy_of(own) for own in self._attributes[self._scene.overlay.num_modules :]]
+        return self._scene.caches.share_of(self._attributes[self._scene.overlay.num_modules :])
 
-    def set_caches(self, kept: list[dict[str, Any]] | None) -> None:
-        """Put back what :meth:`caches` said; None: nothing is kept."""
-        first = self._scene.overlay.num_modules
-        self._attributes[first:] = [copy_of(own) for own in kept or self._scene.overlay.fresh()[first:]]
+    @property
+    def first_caches(self) -> Share:
+        """What step caches kept of this request before its first step."""
+        assert self._first_caches is not None, "this forward has begun"
+        return self._first_caches
+
+    def set_caches(self, attributes: Attributes) -> None:
+        """What step caches are to know of this request."""
+        self._attributes[self._scene.overlay.num_modules :] = attributes
 
     def num_timesteps(self) -> int | None:
         """Of the schedulers that the forward has set, the most that one has."""

@@ -30,13 +30,14 @@ class CostKey(NamedTuple):
 class CalibratedCostModel:
     """A :class:`~gfdit.core.cost.CostModel`: reference times, corrected by the times measured online.
 
+    With ``skips_steps`` some steps take much less than others, and a time is what one takes on average.
     Subclasses give the reference times and say how far a measurement carries.
     """
 
     trusted_count = 3  # measurements before they correct a reference: the first ones are warm-up
 
-    def __init__(self) -> None:
-        self._calibration = Calibration()
+    def __init__(self, *, skips_steps: bool = False) -> None:
+        self._calibration = Calibration(takes_mean=skips_steps)
         self._version = 0
         self._references: dict[tuple[Any, ...], tuple[float, tuple[Hashable, ...]]] = {}  # seconds, levels
         self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes

@@ -1,4 +1,8 @@
-"""Measured times against expected ones: a running ratio per key that a few outliers cannot move."""
+"""Measured times against expected ones: a running ratio per key that a few outliers cannot move.
+
+Of most tasks that is a median. Where a cache skips some steps, times are of two kinds, and the median is one of
+them, which one depending on chance: there it is a mean over more of them, outliers apart.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from dataclasses import dataclass, field
 from gfdit.core.bounded import RecentDict
 
 WINDOW = 15  # measurements remembered per key: a median over them ignores up to seven outliers
+MEAN_WINDOW = 60  # for a mean: the steps of one or several requests, which begin with full ones
 MAX_KEYS = 8192
 """Keys with measurements: about 1000 sizes at four degrees each, in 9 MB. Of more, those used last are kept."""
 
@@ -19,14 +24,22 @@ def _lower_median(ascending: list[float]) -> float:
     return ascending[(len(ascending) - 1) // 2]
 
 
+def _mean_but_for_the_slowest(ascending: list[float]) -> float:
+    """One in fifteen, and one of few, counts as the slowest of the others: a pause, or a warm-up."""
+    num_slowest = min(max(1, len(ascending) // WINDOW), len(ascending) - 1)
+    others = ascending[: len(ascending) - num_slowest]
+    return (sum(others) + num_slowest * others[-1]) / len(ascending)
+
+
 @dataclass(slots=True)
 class Measured:
-    """What was measured under one key. ``ratio`` is the median of measured / expected seconds."""
+    """What was measured under one key. ``ratio`` is the median of measured / expected seconds, or their mean."""
 
     count: int = 0
     ratio: float = 1.0
     recent: list[float] = field(default_factory=list)
     _ascending: list[float] = field(default_factory=list, repr=False)  # ``recent`` in order of size
+    takes_mean: bool = False
 
     @property
     def spread(self) -> float:
@@ -37,20 +50,21 @@ class Measured:
 
     def add(self, ratio: float) -> None:
         self.count += 1
-        if len(self.recent) == WINDOW:
+        if len(self.recent) == (MEAN_WINDOW if self.takes_mean else WINDOW):
             if self.recent[0] == ratio:  # the same values stay, as they always do where times are known
                 self.recent.append(self.recent.pop(0))
                 return
             del self._ascending[bisect_left(self._ascending, self.recent.pop(0))]
         self.recent.append(ratio)
         insort(self._ascending, ratio)
-        self.ratio = _lower_median(self._ascending)
+        self.ratio = (_mean_but_for_the_slowest if self.takes_mean else _lower_median)(self._ascending)
 
 
 class Calibration:
     """Running ratios by key, of the :data:`MAX_KEYS` keys used last: others are as if never measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_mean: bool = False) -> None:
+        self._takes_mean = takes_mean
         self._measured: RecentDict[Hashable, Measured] = RecentDict(MAX_KEYS)
 
     def __len__(self) -> int:
@@ -68,7 +82,7 @@ class Calibration:
         if not (math.isfinite(ratio) and ratio > 0):
             return False
         if (entry := self._measured.get(key)) is None:
-            entry = self._measured[key] = Measured()
+            entry = self._measured[key] = Measured(takes_mean=self._takes_mean)
         before = entry.ratio
         entry.add(ratio)
         return entry.count == at_least or (entry.count > at_least and entry.ratio != before)

@@ -21,8 +21,8 @@ __all__ = ["ArtifactSize", "CostEntry", "CostKey", "CostTable", "NominalCostMode
 class TableCostModel(CalibratedCostModel):
     """Times from a :class:`CostTable`. A shape it lacks is interpolated in tokens; nothing else is guessed."""
 
-    def __init__(self, table: CostTable) -> None:
-        super().__init__()
+    def __init__(self, table: CostTable, *, skips_steps: bool = False) -> None:
+        super().__init__(skips_steps=skips_steps)
         self.table = table
         self._times = ShapePoints(
             ((e.model, e.task, e.cfg, e.parallel, e.batch), e.shape, e.seconds) for e in table.entries
