@@ -1,4 +1,4 @@
-"""Runs the self-test of forwards on tiny checkpoints, and writes what it says to gfdit/adapters/forward/proven.json.
+"""Runs the self-test of forwards on tiny checkpoints, and writes gfdit/adapters/forward/proven.json.
 
 python -m tools.prove_families                  # all families; an hour on two cores
 python -m tools.prove_families flux wan2.2-i2v  # these; what is known of other pipelines stays

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gfdit.adapters.scheduler_waits import WithoutWaits
+from gfdit.adapters.forward.waits import WithoutWaits
 from gfdit.adapters.testing import KitRequest
 from gfdit.adapters.testing.host_waits import DEVICE, HostWaits
 from tests.adapters.conftest import Kits

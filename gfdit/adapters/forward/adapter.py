@@ -24,6 +24,7 @@ from vllm_omni.errors import OmniClientError
 
 from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
+from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, Known, family_of
@@ -33,7 +34,6 @@ from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import Kept, Place, caching_hooks, is_everywhere
 from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
-from gfdit.adapters.step_execution import StepExecutionAdapter
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
@@ -44,7 +44,7 @@ logger = init_logger(__name__)
 SUSPENDED_BYTES = 4 << 30
 
 
-class ForwardAdapter(StepExecutionAdapter):
+class ForwardAdapter(EngineHalf):
     """See :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
 
     batches: ClassVar[bool] = True
@@ -177,6 +177,8 @@ class ForwardAdapter(StepExecutionAdapter):
         if len(waiting) < 2:
             return
         try:
+            if any(run.settings != runs[0].settings for run in runs):
+                raise NotAlikeError("their pipelines are set otherwise")  # and the first one makes the call
             make = together([pending for _, pending in waiting], self.family.text_multiple)
         except NotAlikeError as error:
             log_split(str(error))

@@ -13,6 +13,7 @@ import torch
 
 # Positions of tokens follow from the size alone: equal sizes, equal positions.
 _SHARED_SUFFIXES = ("_ids", "_rotary_emb")
+_SHAPES_SUFFIX = "_shapes"
 _MASK_SUFFIX = "_mask"
 _LATENTS = "hidden_states"
 
@@ -33,7 +34,7 @@ class Pending(NamedTuple):
 def together(calls: Sequence[Pending], text_multiple: int = 1) -> Callable[[int], Any]:
     """What each of ``calls`` returns, by its number; the first to ask makes one call of all of them.
 
-    Texts in a list must be of one length, counted in multiples of ``text_multiple``, to which the denoiser pads them.
+    Texts in a list must be of one length, counted in multiples of ``text_multiple``: the denoiser pads them.
     Raises :class:`NotAlikeError`.
     """
     first = calls[0]
@@ -89,6 +90,8 @@ def _joined(name: str, values: list[Any], rows: list[int]) -> Any:
         values = _padded(values)
         return {key: _joined(key, [value[key] for value in values], rows) for key in first}
     if isinstance(first, list) and all(len(value) == count for value, count in zip(values, rows, strict=True)):
+        if name.endswith(_SHAPES_SUFFIX) and any(entry != first[0] for value in values for entry in value):
+            raise NotAlikeError(f"{name} differ")  # those of the first row are taken for all
         return [entry for value in values for entry in value]
     if isinstance(first, (list, tuple)):
         if len({len(value) for value in values}) > 1:

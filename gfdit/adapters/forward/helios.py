@@ -51,10 +51,8 @@ def look(od_config: Any, request: Any, default: Shape) -> Known:
 
 def _token_counts(height: int, width: int, num_sizes: int) -> tuple[int, ...]:
     rows, columns = height // _PIXELS_PER_LATENT, width // _PIXELS_PER_LATENT
-    counts = [
-        LATENTS_PER_CHUNK * (rows // 2**size // _PATCH) * (columns // 2**size // _PATCH)
-        for size in range(num_sizes)
-    ]
+    scales = [_PATCH * 2**size for size in range(num_sizes)]
+    counts = [LATENTS_PER_CHUNK * (rows // scale) * (columns // scale) for scale in scales]
     for in_view, (frames, high, wide) in zip(_HISTORY, _HISTORY_PATCHES, strict=True):
         counts.append(-(-in_view // frames) * -(-rows // high) * -(-columns // wide))
     return tuple(counts)

@@ -67,11 +67,8 @@ _SIDES = ("height", "width")
 
 def asked_shape(request: Any, default: Shape) -> Shape:
     sampling = request.sampling_params
-    return Shape(
-        sampling.height or default.height,
-        sampling.width or default.width,
-        sampling.num_frames or default.num_frames,
-    )
+    height, width = sampling.height or default.height, sampling.width or default.width
+    return Shape(height, width, sampling.num_frames or default.num_frames)
 
 
 def unknown(od_config: Any, request: Any, default: Shape) -> Known:

@@ -160,6 +160,11 @@ class Run:
             self._num_bytes = self._coroutine.num_bytes()
         return self._num_bytes
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """What the request has set on its pipeline and models, but for what counts steps, and tensors."""
+        return [{name: _setting(value) for name, value in own.items()} for own in self._attributes]
+
     def caches(self) -> list[dict[str, Any]]:
         """What step caches keep of this request."""
         return [copy_of(own) for own in self._attributes[self._scene.overlay.num_modules :]]
@@ -325,6 +330,13 @@ class Run:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Generator) and not any(leaf is own for own in self._generators):
                 yield leaf
+
+
+def _setting(value: Any) -> Any:
+    """What can be compared of it."""
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    return value if isinstance(value, (bool, float, str)) else None
 
 
 def _own(value: Any) -> Any:

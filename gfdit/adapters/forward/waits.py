@@ -2,8 +2,8 @@
 
 Stock loops ask the device for numbers that came from the host: which expert a timestep is for, where it is in the
 schedule, coefficients that are read back only to be sent again. On a GPU the host would wait for all that it has
-launched, several times a step. So small tensors that were sent to the device are remembered as they were sent, what
-is made of them by exact arithmetic is made of that, too, and what is asked of such a tensor is answered by the host.
+launched, several times a step. So small tensors that were sent to the device are remembered as they were sent, and
+so is what exact arithmetic makes of them. What is asked of such a tensor is answered by the host.
 """
 
 from __future__ import annotations
