@@ -58,8 +58,8 @@ def test_a_number_of_chunks(kit: AdapterKit) -> None:
             {"pyramid_num_inference_steps_list": [2, 2, 0], "is_enable_stage2": True},
             "positive whole number, got 0",
         ),
-        ({"history_sizes": [16, 2]}, "history_sizes must be a list of 3 numbers"),
-        ({"num_latent_frames_per_chunk": "nine"}, "num_latent_frames_per_chunk must be a positive whole number"),
+        ({"history_sizes": [16, 2]}, "history_sizes must be .16, 2, 1."),
+        ({"num_latent_frames_per_chunk": 5}, "num_latent_frames_per_chunk must be 9"),
     ],
 )
 def test_what_a_request_gets_wrong_is_named(kit: AdapterKit, extra_args: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit and Edit-Plus on the kit: the input image is encoded by a task of its own."""
+"""Qwen-Image-Edit and Edit-Plus on the kit, by their stock ``forward``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ GUIDED_ODD = KitRequest(
     96, 160, steps=3, seed=3, negative_prompt="x", true_cfg_scale=2.0, images=(picture(3, 80, 60),)
 )
 TWO_IMAGES = KitRequest(96, 96, steps=2, seed=4, negative_prompt=" ", num_images=2, images=(picture(4),))
-# The first encode task may run anywhere beside the second.
-APART = "encode@0 encode_image@3 prepare@1 sp1@2 sp1@3 sp1@0 decode@1"
+APART = "encode@0 sp1@2 sp1@3 sp1@0 decode@1"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def kit(kits: Kits) -> AdapterKit:
 def test_an_edit_is_that_of_stock(kit: AdapterKit) -> None:
     (stock,) = kit.stock([SMALL])
     assert kit.run(SMALL, APART).identical(stock)
-    assert kit.run(SMALL, "encode_image@2 cfg2xsp2@3,0,2,1 sp2@0,1").difference(stock) < 1e-4
+    assert kit.run(SMALL, "encode@2 cfg2xsp2@3,0,2,1 sp2@0,1").difference(stock) < 1e-4
 
 
 @pytest.mark.thorough
@@ -113,8 +112,8 @@ def test_several_input_images(kits: Kits) -> None:
     two = KitRequest(128, 96, steps=2, seed=2, negative_prompt=" ", images=(picture(2), picture(3, 80, 60)))
     report = check_adapter(kit, [two], num_scripts=1)
     assert report.passed, str(report)
-    assert kit.run(one, "encode@1 encode_image@3 sp2@2,0 sp1@1").difference(kit.stock(one)[0]) < 1e-4
+    assert kit.run(one, "encode@1 sp2@2,0 sp1@1").difference(kit.stock(one)[0]) < 1e-4
     batched = kit.run_batched([one, two.but(height=128, negative_prompt=None)], "sp1@2")
     assert set(batched.requests_per_forward) == {1.0} and batched.split_reasons, "one image and two"
-    with pytest.raises(ChildError, match="image is missing"):
+    with pytest.raises(ChildError, match="image"):
         kit.run(one.but(images=()), "sp1@0")

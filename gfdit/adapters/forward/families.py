@@ -50,7 +50,7 @@ class Family:
     splits_rows: bool = False
     #: To which the denoiser pads each of the texts in a list.
     text_multiple: int = 1
-    #: Changes the loaded pipeline.
+    #: Changes the loaded pipeline, or raises ``ValueError`` for one that cannot be driven.
     alter: Callable[[Any], None] | None = None
     #: Why requests run whole, if it is known that no cut can be right.
     whole: str = ""
@@ -67,8 +67,14 @@ _QWEN_SIZES = Sizes(smallest=1, longest=(131072, 131072))
 _QWEN = Family(look=sized(_QWEN_SIZES, true_cfg(4.0)), captures_steps=True, masks=_QWEN_MASKS)
 
 
+def _refuse_gates(pipeline: Any) -> None:
+    if any(getattr(module, "to_gate_compress", None) is not None for module in pipeline.modules()):
+        raise ValueError("gfdit does not support gated video sparse attention (FASTVIDEO_VSA); choose another")
+
+
 def _wan(default_guidance_scale: float) -> Family:
-    return Family(default_shape=_VIDEO.default_shape, look=wan(default_guidance_scale), captures_steps=True)
+    look = wan(default_guidance_scale)
+    return Family(default_shape=_VIDEO.default_shape, look=look, captures_steps=True, alter=_refuse_gates)
 
 
 _CACHES = "it keeps the attention cache of a request in the model"
