@@ -81,7 +81,8 @@ class EngineHalf:
     @property
     def num_heads(self) -> int:
         """Attention heads of the transformer; 1, and so no sequence parallelism, where that is not known."""
-        return int(self.od_config.tf_model_config.get("num_attention_heads") or 1)
+        config = self.od_config.tf_model_config
+        return int(config.get("num_attention_heads") or config.get("n_heads") or 1)
 
     # What worker halves share
 

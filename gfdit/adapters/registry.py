@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 #: Modules whose ``register`` lets a process load checkpoints that vLLM-Omni's own pipeline class cannot.
 PIPELINES = {
-    "OvisImagePipeline": "gfdit.adapters.own_dimensions",
-    "StableDiffusionXLPipeline": "gfdit.adapters.own_dimensions",
-    "ZImagePipeline": "gfdit.adapters.own_dimensions",
+    "OvisImagePipeline": "gfdit.adapters.tiny_models.own_dimensions",
+    "StableDiffusionXLPipeline": "gfdit.adapters.tiny_models.own_dimensions",
+    "ZImagePipeline": "gfdit.adapters.tiny_models.own_dimensions",
 }
 GENERIC = "gfdit.adapters.forward.adapter:ForwardAdapter"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from PIL import Image
 from vllm.logger import init_logger
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.request import OmniDiffusionRequest
@@ -52,7 +53,7 @@ def pairs_to_try(
         for guidance in _GUIDANCE:
             try:
                 pair = [
-                    prepare(_request(make, with_image, guidance, number, size, num_steps, family.trial_frames))
+                    prepare(_request(make, family, with_image, guidance, number, size, num_steps))
                     for number, num_steps in enumerate(family.trial_steps)
                 ]
             except (ValueError, LookupError, OmniClientError):  # it wants an image, or has no use for one
@@ -63,23 +64,24 @@ def pairs_to_try(
 
 def _request(
     make: Callable[..., OmniDiffusionRequest | None],
+    family: Family,
     with_image: bool,
     guidance: str,
     number: int,
     size: int,
     num_steps: int,
-    num_frames: int | None,
 ) -> OmniDiffusionRequest:
-    """``num_frames`` None: as many as vLLM-Omni warms up with."""
     request = make(
         height=size,
         width=size + 64 * number,
         num_inference_steps=num_steps,
         guidance_scale=1.0,
-        num_frames=num_frames,
+        num_frames=family.trial_frames,
     )
     if request is None:  # vLLM-Omni has no start-up request for it
         raise ValueError("no request")
+    if with_image and family.trial_image:
+        request.prompt["multi_modal_data"] = {"image": Image.new("RGB", (size, size), "teal")}
     given = request.prompt.get("multi_modal_data")
     if with_image and not given:
         raise ValueError("it takes no image")

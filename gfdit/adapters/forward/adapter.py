@@ -209,6 +209,10 @@ class ForwardAdapter(EngineHalf):
                 kept = latents["caches"]
                 run.set_caches(kept.attributes if is_everywhere(kept, self.device) else None)
             run.advance()
+            if run.has_ended and run.lacks_decoded:
+                run = self._replayed(call, decodes=True)
+                while not run.advance():
+                    pass
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
     def decode(self, call: TaskCall) -> TaskOutput:
@@ -259,12 +263,15 @@ class ForwardAdapter(EngineHalf):
 
     def _resumed(self, call: TaskCall) -> Run:
         """The forward of ``call``, at the end of the task before."""
-        conditioning, latents = call.inputs
         if (run := self._suspended(call)) is not None:
-            self.suspended.take(latents)
+            self.suspended.take(call.inputs[-1])
             return run
+        return self._replayed(call, call.task.kind is TaskKind.DECODE)
+
+    def _replayed(self, call: TaskCall, decodes: bool) -> Run:
+        conditioning, latents = call.inputs
         log = (*conditioning["log"], *latents["log"])
-        run = self._begin(conditioning["request"], conditioning["mode"], log, call.task.kind is TaskKind.DECODE)
+        run = self._begin(conditioning["request"], conditioning["mode"], log, decodes)
         run.advance()
         return run
 

@@ -38,6 +38,8 @@ class Family:
     trial_steps: tuple[int, int] = (4, 3)
     #: Of these requests, where vLLM-Omni's own for warming up would tell less.
     trial_frames: int | None = None
+    #: Whether requests may bring an image, of a pipeline that does not say so.
+    trial_image: bool = False
     #: Of a request that does not say.
     default_shape: Shape = field(default=Shape(1024, 1024))
     #: What can be said of a request before the model is loaded, and which it cannot take.
@@ -73,8 +75,13 @@ def _refuse_gates(pipeline: Any) -> None:
 
 
 def _wan(default_guidance_scale: float) -> Family:
-    look = wan(default_guidance_scale)
-    return Family(default_shape=_VIDEO.default_shape, look=look, captures_steps=True, alter=_refuse_gates)
+    return Family(
+        default_shape=_VIDEO.default_shape,
+        look=wan(default_guidance_scale),
+        trial_image=True,
+        captures_steps=True,
+        alter=_refuse_gates,
+    )
 
 
 _CACHES = "it keeps the attention cache of a request in the model"
@@ -105,6 +112,7 @@ FAMILIES: dict[str, Family] = {
     "ZImagePipeline": Family(
         sequence_plan=z_image.SEQUENCE_PLAN,
         look=sized(z_image.sizes, scale_above(0.0), z_image.max_text_tokens),
+        trial_image=True,
         captures_steps=True,
         splits_rows=True,
         text_multiple=z_image.CAPTION_MULTIPLE,

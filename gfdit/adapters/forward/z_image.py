@@ -45,7 +45,7 @@ def max_text_tokens(od_config: Any) -> int:
 
 def _positions(od_config: Any) -> tuple[int, int, int]:
     """How many rotary positions there are: of captions and what goes with them, rows, columns of patches."""
-    from gfdit.adapters.own_dimensions import transformer_field
+    from gfdit.adapters.tiny_models.own_dimensions import transformer_field
 
     return tuple(transformer_field(od_config, "axes_lens"))
 
