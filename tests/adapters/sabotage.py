@@ -90,7 +90,7 @@ def scale_latents(executor: Any, step: int, factor: float) -> None:
             fn = partial(lambda _, *a, **k: tree_map(lambda x: x * factor, made(*a, **k)), made.args[0])
         return honest(self, kind, name, fn, *rest)
 
-    Run._make = make  # type: ignore[method-assign]
+    setattr(Run, "_make", make)  # noqa: B010
 
 
 def mix_neighbours(executor: Any, step: int, part: float) -> None:

@@ -41,7 +41,7 @@ class Batched:
 class AdapterKit:
     """``num_ranks`` worker processes on a CPU with the model at ``model_dir``, and stock ones on demand.
 
-    ``adapter`` is ``module:Class`` instead of the pipeline's own; ``od_config`` are further fields of
+    ``adapter`` is ``module:Class`` instead of gfdit's; ``od_config`` are further fields of
     ``OmniDiffusionConfig``, for gfdit and stock alike. With ``ring`` any sequence-parallel degree works, as with
     the setting of that name. ``fork_server`` may be shared among kits.
     A failure in a process is a :class:`ChildError` with its traceback; the kit can be used on after it.
