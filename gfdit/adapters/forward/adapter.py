@@ -27,7 +27,8 @@ from gfdit.adapters.batching import log_split
 from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
-from gfdit.adapters.forward.families import EXACT_PLANS, Family, Known, family_of
+from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
+from gfdit.adapters.forward.known import Known
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.proven import proven_verdicts
 from gfdit.adapters.forward.run import Log, Run, Scene
@@ -129,17 +130,8 @@ class ForwardAdapter(EngineHalf):
         overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches)
         clears = [getattr(module, "clear_cross_attention_cache", None) for module in self._denoisers.values()]
         forget = [clear for clear in clears if clear is not None]
-        family = self.family
-        return Scene(
-            self._root,
-            self.device,
-            overlay,
-            self._call_forward,
-            self._adopt,
-            forget,
-            family.masks,
-            family.splits_rows,
-        )
+        parts = self._root, self.device, overlay, self._call_forward, self._adopt, forget
+        return Scene(*parts, self.family.masks, self.family.splits_rows)
 
     @cached_property
     def _caches(self) -> list[Any]:

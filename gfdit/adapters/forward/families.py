@@ -7,21 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gfdit.adapters.forward import helios, z_image
-from gfdit.adapters.forward.known import (
-    Known,
-    Look,
-    Sizes,
-    scale_above,
-    sd3_sizes,
-    sized,
-    true_cfg,
-    unknown,
-    wan,
-)
+from gfdit.adapters.forward.known import Look, Sizes, scale_above, sd3_sizes, sized, true_cfg, unknown, wan
 from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
-
-__all__ = ["EXACT_PLANS", "FAMILIES", "Family", "Known", "family_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

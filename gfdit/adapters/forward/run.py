@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -231,13 +231,8 @@ class Run:
         kwargs: dict[str, Any],
         logged: bool,
     ) -> Any:
-        self.is_inside = True
         instead, self._instead = self._instead, None
-        try:
-            with self._waiting(kind):
-                value = fn(*args, **kwargs) if instead is None else instead()
-        finally:
-            self.is_inside = False
+        value = self._inside(kind, instead or partial(fn, *args, **kwargs))
         if logged:
             self.log.append(self._entry(kind, name, value, fn, args, kwargs))
             self._position = len(self.log)
@@ -286,24 +281,22 @@ class Run:
             _restore(_self_of(fn), entry.scheduler)
         if entry.inputs is not None:
             if self._decodes:
-                return self._decoded(fn, *entry.inputs)
+                given, named = entry.inputs
+                return self._inside(kind, partial(fn, *given, **named))
             self.lacks_decoded = True
         if entry.generators:
             for generator, state in zip(self._generators_of(args, kwargs), entry.generators, strict=True):
                 generator.set_state(state)
         return _own(past_of(entry.value, self._scene.device))
 
-    def _decoded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inside(self, kind: Kind, make: Callable[[], Any]) -> Any:
+        """Models wait for what they wait for, and cost nothing more; schedulers and forward itself do not."""
         self.is_inside = True
         try:
-            with self._waiting(Kind.DECODER):
-                return fn(*args, **kwargs)
+            with nullcontext() if self._waits is None or kind is Kind.STEP else self._waits.paused():
+                return make()
         finally:
             self.is_inside = False
-
-    def _waiting(self, kind: Kind) -> AbstractContextManager[None]:
-        """Models wait for what they wait for, and cost nothing more; schedulers and forward itself do not."""
-        return nullcontext() if self._waits is None or kind is Kind.STEP else self._waits.paused()
 
     def _without_full_masks(self, arguments: Any) -> Any:
         """Attention needs no mask that leaves nothing out. Looked at once, before the first step."""
