@@ -86,8 +86,11 @@ class ForwardAdapter(EngineHalf):
         return asked or self.default_num_steps
 
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
-        verdict = (self.verdicts or {}).get(signature_of(request))
-        return verdict is not None and verdict.splits_guidance and self._known(request).guided is not False
+        verdicts = self.verdicts or {}
+        if (guided := self._known(request).guided) is not None:
+            return guided and any(verdict.splits_guidance for verdict in verdicts.values())
+        verdict = verdicts.get(signature_of(request))
+        return verdict is not None and verdict.splits_guidance
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
         return self._known(request).shape
@@ -131,7 +134,7 @@ class ForwardAdapter(EngineHalf):
         clears = [getattr(module, "clear_cross_attention_cache", None) for module in self._denoisers.values()]
         forget = [clear for clear in clears if clear is not None]
         parts = self._root, self.device, overlay, self._call_forward, self._adopt, forget
-        return Scene(*parts, self.family.masks, self.family.splits_rows)
+        return Scene(*parts, self.family.masks, self.family.sent, self.family.splits_rows)
 
     @cached_property
     def _caches(self) -> list[Any]:

@@ -55,13 +55,11 @@ def together(calls: Sequence[Pending], text_multiple: int = 1) -> Callable[[int]
     return result
 
 
-def _listed_lengths(call: Pending, multiple: int) -> tuple[frozenset[int], ...]:
+def _listed_lengths(call: Pending, multiple: int) -> frozenset[int]:
     """Of tensors (tokens, width) in lists: a batch of them is padded to the longest."""
     lists = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)]
-    return tuple(
-        frozenset(-(-len(text) // multiple) for text in value if isinstance(text, torch.Tensor) and text.ndim == 2)
-        for value in lists
-    )
+    texts = [text for value in lists for text in value if isinstance(text, torch.Tensor) and text.ndim == 2]
+    return frozenset(-(-len(text) // multiple) for text in texts)
 
 
 def num_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

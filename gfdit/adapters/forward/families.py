@@ -36,6 +36,8 @@ class Family:
     captures_steps: bool = False
     #: Arguments of denoisers that may be None where they let everything through: no mask is none to read back.
     masks: tuple[str, ...] = ()
+    #: Those that forward leaves on the host, for the model to send to the device at every step.
+    sent: tuple[str, ...] = ()
     #: Whether both branches of guidance are rows of one call, which :attr:`alter` has split among ranks.
     splits_rows: bool = False
     #: To which the denoiser pads each of the texts in a list.
@@ -50,7 +52,9 @@ class Family:
 _TOKENS_AND_IDS = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
 _IDS = Family(sequence_plan=_TOKENS_AND_IDS)
 _VIDEO = Family(default_shape=Shape(480, 832, 81))
-_HELIOS = Family(default_shape=Shape(384, 640, 132), look=helios.look, trial_frames=helios.WINDOW + 1)
+_HELIOS = Family(
+    default_shape=Shape(384, 640, 132), look=helios.look, trial_frames=helios.WINDOW + 1, sent=helios.INDICES
+)
 _QWEN_MASKS = ("encoder_hidden_states_mask",)
 # Rotary embeddings exist for 4096 positions on either side of the centre.
 _QWEN_SIZES = Sizes(smallest=1, longest=(131072, 131072))
@@ -80,7 +84,10 @@ _AUDIO_IN_PLACE = "it makes audio, and its steps change their input in place"
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 FAMILIES: dict[str, Family] = {
     "FluxPipeline": Family(
-        sequence_plan=_TOKENS_AND_IDS, look=sized(Sizes(), true_cfg(1.0), 512), captures_steps=True
+        sequence_plan=_TOKENS_AND_IDS,
+        look=sized(Sizes(), true_cfg(1.0), 512),
+        captures_steps=True,
+        sent=("guidance",),
     ),
     "FluxDMD2Pipeline": _IDS,
     "FluxKontextPipeline": _IDS,

@@ -67,6 +67,8 @@ class Scene:
     forget: list[Callable[[], None]]
     #: Arguments of denoisers that are None where they let everything through.
     masks: tuple[str, ...] = ()
+    #: Arguments of denoisers that forward leaves on the host.
+    sent: tuple[str, ...] = ()
     #: Whether a denoiser that is called with several rows of one image has both branches of guidance among them.
     splits_rows: bool = False
 
@@ -111,7 +113,7 @@ class Run:
         self._decodes = decodes
         #: Whether something that a decoder has made is without values here.
         self.lacks_decoded = False
-        self._masks: dict[int, tuple[torch.Tensor, bool]] = {}
+        self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._waits = None if scene.device == _HOST else WithoutWaits()
 
     # From outside
@@ -195,7 +197,7 @@ class Run:
         """Make the call or answer it from the log, and stop where a task ends."""
         if kind is Kind.DENOISER:
             seam.report_schedulers(self._scene.root)
-            args, kwargs = self._without_full_masks(args), self._without_full_masks(kwargs)
+            args, kwargs = self._prepared(args), self._prepared(kwargs)
             self._before_denoiser(name, fn, args, kwargs)
         logged = kind is not Kind.STEP or self._mode.keep is Keep.COMPACT
         if logged and self._position < len(self.log):
@@ -298,25 +300,22 @@ class Run:
         finally:
             self.is_inside = False
 
-    def _without_full_masks(self, arguments: Any) -> Any:
-        """Attention needs no mask that leaves nothing out. Looked at once, before the first step."""
-        if not self._scene.masks:
-            return arguments
+    def _prepared(self, arguments: Any) -> Any:
+        """Attention needs no mask that leaves nothing out, and what is sent to the device is sent once."""
         if isinstance(arguments, tuple):
-            return tuple(self._without_full_masks(value) for value in arguments)
+            return tuple(self._prepared(value) for value in arguments)
         if not isinstance(arguments, dict):
             return arguments
-        return {
-            name: None if name in self._scene.masks and self._is_full(value) else self._without_full_masks(value)
-            for name, value in arguments.items()
-        }
+        return {name: self._replaced(name, value) for name, value in arguments.items()}
 
-    def _is_full(self, mask: Any) -> bool:
-        if not isinstance(mask, torch.Tensor):
-            return False
-        if id(mask) not in self._masks:
-            self._masks[id(mask)] = mask, bool(mask.all())
-        return self._masks[id(mask)][1]
+    def _replaced(self, name: str, value: Any) -> Any:
+        is_mask = name in self._scene.masks
+        if not isinstance(value, torch.Tensor) or not (is_mask or name in self._scene.sent):
+            return self._prepared(value) if isinstance(value, dict) else value
+        if id(value) not in self._replacements:  # which is so before the first step
+            instead = value.to(self._scene.device) if not is_mask else None if bool(value.all()) else value
+            self._replacements[id(value)] = value, instead
+        return self._replacements[id(value)][1]
 
     def _generators_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Generator]:
         yield from self._generators
