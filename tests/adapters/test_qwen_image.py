@@ -65,10 +65,10 @@ def test_a_constant_degree_is_bit_identical_to_stock_at_that_degree(
 def test_artifacts_weigh_what_is_computed(kit: AdapterKit) -> None:
     """By the computation that the figures in docs/models/artifacts.md come from."""
     measured = kit.artifact_bytes(GUIDED)["denoise"]
-    asked = Asked(height=128, width=128, text_tokens=1, number=FLOAT32)
-    per_token = QwenImage(text_width=64).artifacts(asked)["conditioning"] // asked.branches
-    # Neither branch is padded; sizes of all numbers of tokens are multiples of one token's.
+    # Neither branch is padded; the masks are small enough to travel with the rest.
     text, _ = measured["conditioning"]
-    assert text % per_token == 0 and text // per_token > len(GUIDED.prompt)
-    timesteps = 6 * FLOAT32
-    assert measured["latents"][0] == QwenImage().artifacts(asked)["latents"] + timesteps
+    asked = Asked(height=128, width=128, text_tokens=text // (64 * FLOAT32) // 2, number=FLOAT32)
+    computed = QwenImage(text_width=64).artifacts(asked)
+    assert text % (64 * FLOAT32) == 0 and asked.text_tokens > len(GUIDED.prompt)
+    for name, sizes in measured.items():
+        assert 0 <= sum(sizes) - computed[name] <= 20_000, name

@@ -48,20 +48,17 @@ def test_the_input_image_matters(kit: AdapterKit) -> None:
 
 
 @pytest.mark.thorough
-def test_its_latents_are_an_artifact_that_steps_only_read(kit: AdapterKit) -> None:
-    sizes = kit.artifact_bytes(GUIDED)
-    assert set(sizes["prepare"]) == {"conditioning", "latents", "image"}
-    text, _ = sizes["prepare"]["conditioning"]
+def test_artifacts_weigh_what_is_computed(kit: AdapterKit) -> None:
+    """By the computation that the figures in docs/models/artifacts.md come from."""
+    sizes = kit.artifact_bytes(GUIDED)["denoise"]
     model = QwenImage(text_width=64, pixels_per_token=32, image_tokens=1024)
-    asked = Asked(height=128, width=128, text_tokens=1, number=FLOAT32)
-    num_text = text // model.artifacts(asked)["conditioning"]
+    asked = Asked(height=128, width=128, text_tokens=0, number=FLOAT32)
+    text = sizes["conditioning"][0] - 3 * 1024**2 * FLOAT32 - 1024 * 64 * FLOAT32
+    num_text = text // (64 * FLOAT32) // 2
+    assert text % (64 * FLOAT32) == 0 and num_text > len(GUIDED.prompt)
     computed = model.artifacts(replace(asked, text_tokens=num_text))
-    timesteps = 4 * FLOAT32
-    assert {name: size for name, (size, _) in sizes["prepare"].items()} == {
-        **computed,
-        "latents": computed["latents"] + timesteps,
-    }
-    assert all(rest < 10_000 for _, rest in sizes["prepare"].values()), "the pixels stay behind"
+    for name, size in sizes.items():
+        assert 0 <= sum(size) - computed[name] <= 80_000, name  # with the image that the client has sent
 
 
 def test_without_an_image(kit: AdapterKit) -> None:

@@ -14,7 +14,7 @@ from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitReques
 from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
-from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Wan
+from tools.artifact_sizes import FLOAT32, Asked, Wan
 
 UNIPC, EULER = "unipc", "euler"
 
@@ -193,14 +193,9 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
             number=FLOAT32,
         )
         computed = model.artifacts(asked)
-        del computed[SOLVER]  # a part of the latents
-        alive = kit_of(family).artifact_bytes(request).values()
-        measured = {name: sizes for artifacts in alive for name, sizes in artifacts.items()}  # the last wins
-        assert measured.keys() == computed.keys()
-        for name, expected in computed.items():
-            num_bytes, _ = measured[name]
-            timesteps = 8 * (request.steps or 0) if name == "latents" else 0
-            assert 0 <= num_bytes - expected <= timesteps, (family, name)
+        for name, sizes in kit_of(family).artifact_bytes(request)["denoise"].items():
+            # Besides tensors: the generator, sampling parameters, the scheduler, and the names of it all.
+            assert 0 <= sum(sizes) - computed[name] <= 20_000, (family, name, sizes, computed)
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ there and its calls are answered from the log. How much of a value the log keeps
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gfdit.adapters.forward import seam
@@ -28,6 +30,8 @@ from gfdit.adapters.forward.verdict import Cut, Keep, Mode
 from gfdit.adapters.forward.waits import WithoutWaits
 
 _HOST = torch.device("cpu")
+# What an image is encoded as travels as it was made, without what was computed of it.
+copyreg.pickle(DiagonalGaussianDistribution, lambda made: (type(made), (made.parameters, made.deterministic)))
 
 
 class ReplayError(RuntimeError):
