@@ -8,7 +8,7 @@ import torch
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
-from gfdit.adapters.base import TaskCall, Trajectory
+from gfdit.adapters.base import Trajectory
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.core.layouts import ParallelSpec
@@ -88,12 +88,6 @@ class EngineHalf:
 
     def codec(self, artifact: str) -> ArtifactCodec:
         return self._codec
-
-    def must_replay(self, calls: list[TaskCall]) -> bool:
-        return False
-
-    def replay(self, calls: list[TaskCall]) -> None:
-        raise NotImplementedError("tasks of this adapter begin with their artifacts")
 
     def new_generator(self, sampling: Any) -> torch.Generator | None:
         """The generator a request starts with: its own, or one from its seed."""

@@ -58,6 +58,12 @@ class StepExecutionAdapter(EngineHalf):
     def sampling_params(self, call: TaskCall) -> Any:
         return call.request.sampling_params if call.request else call.inputs[0]["sampling"]
 
+    def must_replay(self, calls: list[TaskCall]) -> bool:
+        return False
+
+    def replay(self, calls: list[TaskCall]) -> None:
+        raise NotImplementedError("tasks of this adapter begin with their artifacts")
+
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
         run = {
             TaskKind.ENCODE: self.encode,

@@ -9,7 +9,6 @@ from gfdit.core.tasks import Shape
 
 # Of the family's VAE: pixels and frames that one latent stands for; and latents of a token's side.
 _PIXELS_PER_LATENT, _FRAMES_PER_LATENT, _PATCH = 8, 4, 2
-_PARTS = ("short", "mid", "long")
 # Latents (frames, height, width) of which one token is made, by how long ago the frames were.
 _HISTORY_PATCHES = ((1, 2, 2), (2, 4, 4), (4, 8, 8))
 
@@ -17,7 +16,7 @@ _HISTORY_PATCHES = ((1, 2, 2), (2, 4, 4), (4, 8, 8))
 LATENTS_PER_CHUNK = 9
 WINDOW = (LATENTS_PER_CHUNK - 1) * _FRAMES_PER_LATENT + 1
 """Frames of a chunk; chunks are made whole."""
-INDICES = tuple(f"indices_{part}" for part in ("hidden_states", *(f"latents_history_{n}" for n in _PARTS)))
+INDICES = ("indices_hidden_states", *(f"indices_latents_history_{part}" for part in ("short", "mid", "long")))
 """Arguments of the model that say which frames it is given."""
 # Latent frames in view, the most recent first, with the first of all; ``forward`` takes no others.
 _HISTORY = (2, 2, 16)

@@ -42,7 +42,9 @@ class Sizes(NamedTuple):
     max_frames: int = _MAX_FRAMES
 
     def shape(self, asked: Shape) -> Shape:
-        height, width = (self._side(name, getattr(asked, name), index) for index, name in enumerate(_SIDES))
+        height, width = (
+            self._side(name, getattr(asked, name), index) for index, name in enumerate(("height", "width"))
+        )
         if not 1 <= asked.num_frames <= self.max_frames:
             raise ValueError(f"num_frames must be between 1 and {self.max_frames}, got {asked.num_frames}")
         frames = asked.num_frames
@@ -60,9 +62,6 @@ class Sizes(NamedTuple):
             allowed = f"at least {smallest}" if self.longest is None else f"between {smallest} and {longest}"
             raise ValueError(f"{name} must be {allowed} pixels, got {side}")
         return max(self.multiple, side // self.multiple * self.multiple)
-
-
-_SIDES = ("height", "width")
 
 
 def asked_shape(request: Any, default: Shape) -> Shape:
