@@ -42,9 +42,7 @@ class Sizes(NamedTuple):
     max_frames: int = _MAX_FRAMES
 
     def shape(self, asked: Shape) -> Shape:
-        height, width = (
-            self._side(name, getattr(asked, name), index) for index, name in enumerate(("height", "width"))
-        )
+        height, width = self._side("height", asked.height, 0), self._side("width", asked.width, 1)
         if not 1 <= asked.num_frames <= self.max_frames:
             raise ValueError(f"num_frames must be between 1 and {self.max_frames}, got {asked.num_frames}")
         frames = asked.num_frames
