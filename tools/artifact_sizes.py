@@ -20,9 +20,10 @@ FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 POSITION_AXES = 3
 DOC = Path(__file__).parents[1] / "docs" / "models" / "artifacts.md"
 
-#: Bytes by artifact. ``SOLVER`` is what of the latents is the solver's history.
+#: Bytes by artifact. ``IMAGE`` is what of the conditioning is of an input image, ``SOLVER`` what of the latents is
+#: the solver's history.
 Bytes = dict[str, int]
-SOLVER = "solver"
+IMAGE, SOLVER = "image", "solver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QwenImage:
-    """Edits have latents of all their input images together: 4096 tokens each, whatever its size."""
+    """Edits have latents of all their input images together: 4096 tokens each, whatever its size.
+
+    The request has the images for either encoder, of 1024 x 1024 pixels: as bytes, and as float32.
+    """
 
     text_width: int = 3584
     pixels_per_token: int = 16
@@ -68,27 +72,21 @@ class QwenImage:
 
     def artifacts(self, asked: Asked) -> Bytes:
         per_token = self.channels * asked.number
-        made = {
-            "conditioning": asked.branches
-            * asked.text_tokens
-            * (self.text_width * asked.number + INT64),  # and mask
-            "latents": asked.places(self.pixels_per_token) * per_token,
-        }
-        return made | ({"image": self.image_tokens * per_token} if self.image_tokens else {})
+        text = asked.branches * asked.text_tokens * (self.text_width * asked.number + INT64)  # and mask
+        image = self.image_tokens * per_token + (3 * 1024**2 * (FLOAT32 + 1) if self.image_tokens else 0)
+        latents = asked.places(self.pixels_per_token) * per_token
+        return {"conditioning": text + image, "latents": latents} | ({IMAGE: image} if image else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Flux:
-    """Positions of image tokens are made once, by encoding."""
-
     text_width: int = 4096
     pooled_width: int = 768
 
     def artifacts(self, asked: Asked) -> Bytes:
         text = asked.text_tokens * (self.text_width + POSITION_AXES) + self.pooled_width
-        positions = asked.places(16) * POSITION_AXES
         return {
-            "conditioning": (asked.branches * text + positions) * asked.number,
+            "conditioning": asked.branches * text * asked.number,
             "latents": 16 * asked.places(8) * asked.number,
         }
 
@@ -122,7 +120,7 @@ class ZImage:
 
 @dataclass(frozen=True, slots=True)
 class LongCatImage:
-    """All positions are float32; those of image tokens travel with the latents, for they are made with them."""
+    """Positions of the text are float32."""
 
     text_width: int = 3584
 
@@ -131,15 +129,16 @@ class LongCatImage:
         text = asked.text_tokens * (self.text_width * asked.number + positions)
         return {
             "conditioning": asked.branches * text,
-            "latents": 16 * asked.places(8) * asked.number + asked.places(16) * positions,
+            "latents": 16 * asked.places(8) * asked.number,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """``image`` is what an image becomes: nothing, one latent ``frame``, or a whole ``video`` with a mask.
+    """``image`` is what an image is encoded as: nothing, one latent ``frame``, or a whole ``video``.
 
-    ``history`` counts the latents that the solver keeps: UniPC of second order two outputs and the last sample.
+    Of that mean and variance travel, and the image of the request. ``history`` counts the latents that the solver
+    keeps: UniPC of second order two outputs and the last sample.
     """
 
     channels: int
@@ -147,43 +146,41 @@ class Wan:
     image: str | None = None
     text_width: int = 4096
     history: int = 3
-    mask_channels: int = 4
 
     def artifacts(self, asked: Asked) -> Bytes:
         places = asked.places(self.pixels_per_latent)
         frames = (asked.num_frames - 1) // 4 + 1
         latents = self.channels * frames * places * FLOAT32
+        text = asked.branches * asked.text_tokens * self.text_width * asked.number
+        encoded = {None: 0, "frame": 1, "video": frames}[self.image]
+        image = 2 * self.channels * encoded * places * FLOAT32 + (3 * asked.height * asked.width if encoded else 0)
         made = {
-            "conditioning": asked.branches * asked.text_tokens * self.text_width * asked.number,
+            "conditioning": text + image,
             "latents": (1 + self.history) * latents,
             SOLVER: self.history * latents,
         }
-        if self.image == "frame":
-            made["image"] = self.channels * places * FLOAT32
-        elif self.image == "video":
-            made["image"] = (self.mask_channels + self.channels) * frames * places * FLOAT32
-        return made
+        return made | ({IMAGE: image} if image else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Helios:
-    """In the last chunk, of a request without a pyramid; latents are always float32."""
+    """In the last chunk, of a request without a pyramid; latents are always float32.
+
+    The solver gives two, and keeps two predictions and the last sample. Of every chunk before there is what it
+    gave last, and what was decoded.
+    """
 
     text_width: int = 4096
     frames_per_chunk: int = 33
     latents_per_chunk: int = 9
-    view: int = 16 + 2 + 1
 
     def artifacts(self, asked: Asked) -> Bytes:
-        frame = 16 * asked.places(8) * FLOAT32
+        chunk = self.latents_per_chunk * 16 * asked.places(8) * FLOAT32
         chunks = -(-asked.num_frames // self.frames_per_chunk)
-        made = self.view + (chunks - 1) * self.latents_per_chunk
-        in_view = self.view + 1  # copies of the end of what is made, and the first frame
-        solver = 3 * self.latents_per_chunk  # two predictions and the last sample
         return {
             "conditioning": asked.branches * asked.text_tokens * self.text_width * asked.number,
-            "latents": (self.latents_per_chunk + made + in_view + solver) * frame,
-            SOLVER: solver * frame,
+            "latents": (2 + 3 + 3 * (chunks - 1)) * chunk,
+            SOLVER: 3 * chunk,
         }
 
 
@@ -215,13 +212,13 @@ PUBLISHED: dict[str, tuple[Model, list[Asked]]] = {
 
 def table() -> str:
     lines = [
-        "| checkpoint | size | text tokens | `conditioning` | guided | `image` | `latents` | of them solver |",
+        "| checkpoint | size | text tokens | `conditioning` | guided | of it image | `latents` | of them solver |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, (model, requests) in PUBLISHED.items():
         for asked in requests:
             made, alone = model.artifacts(asked), model.artifacts(replace(asked, guided=False))
-            sizes = [alone["conditioning"], *map(made.get, ("conditioning", "image", "latents", SOLVER))]
+            sizes = [alone["conditioning"], *map(made.get, ("conditioning", IMAGE, "latents", SOLVER))]
             cells = " | ".join(f"{size / 1e6:.2f} MB" if size else "" for size in sizes)
             lines.append(f"| {name} | {asked} | {asked.text_tokens} | {cells} |")
     return "\n".join(lines) + "\n"

@@ -59,7 +59,7 @@ class ModelAdapter(Protocol):
     #: Whether steps of several requests may share a forward pass.
     batches: ClassVar[bool]
     #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.
-    captures_steps: ClassVar[bool]
+    captures_steps: bool
 
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: SequencePlan | None

@@ -38,7 +38,7 @@ class Limits:
 
     def check(self, shape: Shape, num_steps: int, sampling: Any) -> None:
         """What an adapter makes of a request: its real size, and the steps of all its parts."""
-        num_outputs = max(1, sampling.num_outputs_per_prompt or 1)
+        num_outputs = num_outputs_of(sampling)
         if num_outputs > self.max_outputs:
             raise ValueError(f"num_outputs_per_prompt (n) must be at most {self.max_outputs}, got {num_outputs}")
         if num_steps > self.max_steps:
@@ -55,6 +55,11 @@ class Limits:
             raise ValueError(
                 f"{name}: {num_outputs} of {shape} have {pixels} pixels, at most {allowed} are allowed"
             )
+
+
+def num_outputs_of(sampling: Any) -> int:
+    """Images or videos of a request."""
+    return max(1, sampling.num_outputs_per_prompt or 1)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Which adapter drives which pipeline class."""
+"""The adapter that drives a pipeline, and what has to be done before one is loaded."""
 
 from __future__ import annotations
 
@@ -10,26 +10,11 @@ if TYPE_CHECKING:
 
     from gfdit.adapters.base import ModelAdapter
 
-#: By the ``_class_name`` of a checkpoint's ``model_index.json``.
-ADAPTERS = {
-    "FluxPipeline": "gfdit.adapters.flux:FluxAdapter",
-    "HeliosPipeline": "gfdit.adapters.helios:HeliosAdapter",
-    "HeliosPyramidPipeline": "gfdit.adapters.helios:HeliosAdapter",
-    "LongCatImagePipeline": "gfdit.adapters.longcat_image:LongCatImageAdapter",
-    "QwenImageEditPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditAdapter",
-    "QwenImageEditPlusPipeline": "gfdit.adapters.qwen_image_edit:QwenImageEditPlusAdapter",
-    "QwenImagePipeline": "gfdit.adapters.qwen_image:QwenImageAdapter",
-    "StableDiffusion3Pipeline": "gfdit.adapters.sd3:StableDiffusion3Adapter",
-    "WanDMDPipeline": "gfdit.adapters.wan:WanAdapter",
-    "WanImageToVideoPipeline": "gfdit.adapters.wan_i2v:WanImageToVideoAdapter",
-    "WanPipeline": "gfdit.adapters.wan:WanAdapter",
-    "ZImagePipeline": "gfdit.adapters.z_image:ZImageAdapter",
-}
 #: Modules whose ``register`` lets a process load checkpoints that vLLM-Omni's own pipeline class cannot.
 PIPELINES = {
-    "OvisImagePipeline": "gfdit.adapters.own_dimensions",
-    "StableDiffusionXLPipeline": "gfdit.adapters.own_dimensions",
-    "ZImagePipeline": "gfdit.adapters.own_dimensions",
+    "OvisImagePipeline": "gfdit.adapters.tiny_models.own_dimensions",
+    "StableDiffusionXLPipeline": "gfdit.adapters.tiny_models.own_dimensions",
+    "ZImagePipeline": "gfdit.adapters.tiny_models.own_dimensions",
 }
 GENERIC = "gfdit.adapters.forward.adapter:ForwardAdapter"
 
@@ -37,14 +22,12 @@ GENERIC = "gfdit.adapters.forward.adapter:ForwardAdapter"
 def make_adapter(
     od_config: OmniDiffusionConfig, num_ranks: int, path: str | None = None, *, ring: bool = False
 ) -> ModelAdapter:
-    """The adapter at ``path``, or that of ``od_config.model_class_name``, or the one for any ``forward``.
+    """The adapter at ``path``, or the one for any ``forward``.
 
     With ``ring`` it offers degrees that do not divide the attention heads, too.
 
     Raises ``ValueError`` for a path that leads nowhere.
     """
-    if path is None and od_config.cache_backend in (None, "none"):  # others know nothing of step caches
-        path = ADAPTERS.get(od_config.model_class_name)
     path = path or GENERIC
     module, _, attribute = path.partition(":")
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gfdit.adapters.forward.families import EXACT_PLANS, FAMILIES, Family
-from gfdit.adapters.registry import ADAPTERS
+from gfdit.adapters.forward.proven import load as load_proven
 
 _SPLITS_GUIDANCE = ("predict_noise_maybe_with_cfg(", "predict_noise_with_multi_branch_cfg(")
 
@@ -49,6 +49,7 @@ class Row:
 
 def _rows() -> Iterator[Row]:
     root = _omni_root()
+    proven = load_proven().pipelines
     for name, (folder, module) in sorted(_registered(root / "registry.py").items()):
         family = FAMILIES.get(name, Family())
         if family.whole:
@@ -59,14 +60,13 @@ def _rows() -> Iterator[Row]:
             path.read_text() for path in [source / f"{module}.py", *source.glob("*cfg*.py")] if path.is_file()
         ]
         has_plan = any("_sp_plan" in path.read_text() for path in source.glob("*.py"))
-        own = ADAPTERS.get(name)
         planned = "no"
-        if family.sequence_plan or own:
+        if family.sequence_plan:
             planned = "yes"
         elif has_plan:
             planned = "yes" if name in EXACT_PLANS else "with trust_plans"
         cfg = "yes" if any(mark in text for text in texts for mark in _SPLITS_GUIDANCE) else "no"
-        how = f"own adapter ({own.partition(':')[2]})" if own else "its forward, tested at start"
+        how = "by its forward" if name in proven else "by its forward, tested at start"
         yield Row(name, how, planned, cfg, "yes", "")
 
 
@@ -98,4 +98,4 @@ def _print(rows: list[Row]) -> None:
     print(
         f"\n{len(rows)} pipelines of vLLM-Omni {version}: {cut} step by step, {len(rows) - cut} as whole requests."
     )
-    print("A server tests a model without an adapter when it starts, and says what it found.")
+    print("A server tests a model that gfdit has not been shown when it starts, and says what it found.")

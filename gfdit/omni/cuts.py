@@ -1,4 +1,4 @@
-"""How the requests of a model without an adapter can be cut: tried when a server starts, and remembered.
+"""How the requests of a model can be cut, where gfdit does not know: tried when a server starts, and remembered.
 
 Every kind of request is tried on one of the ranks (:mod:`gfdit.adapters.forward.self_test`). What came out is kept
 in a file, under all that it depends on: the model, how it is loaded, the device and the versions of what runs it.
@@ -15,12 +15,14 @@ from typing import Any
 
 import msgspec
 import torch
+from PIL import Image
 from vllm.logger import init_logger
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.errors import OmniClientError
 
 import gfdit.adapters.forward
+from gfdit.adapters.forward.families import Family
 from gfdit.adapters.forward.verdict import Signature, Verdict, Verdicts, signature_of
 
 logger = init_logger(__name__)
@@ -40,9 +42,9 @@ def pairs_to_try(
     make: Callable[..., OmniDiffusionRequest | None],
     prepare: Callable[[OmniDiffusionRequest], OmniDiffusionRequest],
     size: int,
-    steps: tuple[int, int],
+    family: Family,
 ) -> list[Pair]:
-    """Two requests of every signature that the model takes: they differ in width and seed, and in ``steps``.
+    """Two requests of every signature that the model takes: they differ in width, seed and number of steps.
 
     ``make`` is vLLM-Omni's maker of start-up requests, ``prepare`` the model's preprocessing.
     """
@@ -51,8 +53,8 @@ def pairs_to_try(
         for guidance in _GUIDANCE:
             try:
                 pair = [
-                    prepare(_request(make, with_image, guidance, number, size, num_steps))
-                    for number, num_steps in enumerate(steps)
+                    prepare(_request(make, family, with_image, guidance, number, size, num_steps))
+                    for number, num_steps in enumerate(family.trial_steps)
                 ]
             except (ValueError, LookupError, OmniClientError):  # it wants an image, or has no use for one
                 continue
@@ -62,15 +64,24 @@ def pairs_to_try(
 
 def _request(
     make: Callable[..., OmniDiffusionRequest | None],
+    family: Family,
     with_image: bool,
     guidance: str,
     number: int,
     size: int,
     num_steps: int,
 ) -> OmniDiffusionRequest:
-    request = make(height=size, width=size + 64 * number, num_inference_steps=num_steps, guidance_scale=1.0)
+    request = make(
+        height=size,
+        width=size + 64 * number,
+        num_inference_steps=num_steps,
+        guidance_scale=1.0,
+        num_frames=family.trial_frames,
+    )
     if request is None:  # vLLM-Omni has no start-up request for it
         raise ValueError("no request")
+    if with_image and family.trial_image:
+        request.prompt["multi_modal_data"] = {"image": Image.new("RGB", (size, size), "teal")}
     given = request.prompt.get("multi_modal_data")
     if with_image and not given:
         raise ValueError("it takes no image")
@@ -79,7 +90,7 @@ def _request(
     sampling, fields = _GUIDANCE[guidance]
     request.prompt.update(fields)
     params = request.sampling_params
-    params.guidance_scale = params.true_cfg_scale = None
+    params.guidance_scale, params.true_cfg_scale = 1.0, None  # what vLLM-Omni fills in where nothing is said
     for name, value in sampling.items():
         setattr(params, name, value)
     params.guidance_scale_provided = bool(sampling)

@@ -30,9 +30,9 @@ from vllm_omni.errors import OmniClientError
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.adapters.forward.adapter import ForwardAdapter
+from gfdit.adapters.limits import num_outputs_of
 from gfdit.adapters.options import RequestOptions
 from gfdit.adapters.registry import make_adapter
-from gfdit.adapters.sampling import num_images
 from gfdit.adapters.workflow_requests import WorkflowAdapter
 from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
@@ -123,7 +123,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     "has no sequence parallelism"
                 )
             self._tiling: Tiling | None = described["tiling"]
-            if isinstance(self.adapter, ForwardAdapter) and self.workflows is None:
+            if isinstance(self.adapter, ForwardAdapter) and self.workflows is None and self.adapter.verdicts is None:
                 self._learn_cuts(self.adapter)
             if self.workflows is None and (requests := self._warm_up_requests()):
                 limit_s = self.settings.warmup_limit_s
@@ -148,7 +148,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 self._make_dummy_request,
                 super()._prepare_request_for_admission,
                 self._warm_up_size() or 512,
-                adapter.family.trial_steps,
+                adapter.family,
             )
             verdicts = learn_cuts(
                 pairs,
@@ -259,7 +259,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         wire_request = Request(
             id=request.request_id,
             model=trajectory.workflow or self.settings.name_of(str(self.od_config.model)),
-            shape=shape._replace(num_outputs=num_images(request.sampling_params)),
+            shape=shape._replace(num_outputs=num_outputs_of(request.sampling_params)),
             num_steps=trajectory.num_steps,
             arrival_s=arrival_s,
             cfg=trajectory.cfg,

@@ -87,7 +87,7 @@ class OmniExecutor:
         self.runner = runner
         self.device = runner.device
         self.adapter = make_adapter(od_config, payload.num_ranks, payload.adapter, ring=payload.ring)
-        if isinstance(self.adapter, ForwardAdapter):
+        if isinstance(self.adapter, ForwardAdapter) and payload.verdicts is not None:
             self.adapter.verdicts = payload.verdicts
             self.adapter.refresh_caches = runner.refresh_caches
         self.adapter.bind(runner.pipeline, self.device)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from gfdit.adapters.base import TaskCall, TaskOutput
-from gfdit.adapters.qwen_image import QwenImageAdapter
+from tests.adapters.by_hand import StepExecutionAdapter
 
 
 def announce_degree(executor: Any, on: bool) -> None:
@@ -49,49 +49,76 @@ def count_padding(executor: Any, on: bool) -> None:
 
 
 def wait_for_the_device(executor: Any, on: bool) -> None:
-    """Steps look at their latents, and schedulers do what they do by themselves."""
-    from gfdit.adapters import denoise_loop
+    """Denoisers look at their latents, and forwards do what they do by themselves."""
+    from gfdit.adapters.forward import run
 
-    honest = executor.__dict__.setdefault("honest_predict", (executor.adapter.predict, denoise_loop.WithoutWaits))
+    honest = executor.__dict__.setdefault("honest_waits", (run.WithoutWaits, run.Run._before_denoiser))
 
-    def predict(states: Any) -> Any:
-        states[0].latents.sum().item()
-        return honest[0](states)
+    def look(self: Any, name: str, fn: Any, args: Any, kwargs: Any) -> None:
+        honest[1](self, name, fn, args, kwargs)
+        kwargs["positive_kwargs"]["hidden_states"].sum().item()
 
-    executor.adapter.predict = predict if on else honest[0]
-    setattr(denoise_loop, "WithoutWaits", nullcontext if on else honest[1])  # noqa: B010
+    setattr(run, "WithoutWaits", NoMode if on else honest[0])  # noqa: B010
+    setattr(run.Run, "_before_denoiser", look if on else honest[1])  # noqa: B010
+
+
+class NoMode:
+    """In place of :class:`gfdit.adapters.forward.waits.WithoutWaits`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def paused(self) -> Any:
+        return nullcontext()
 
 
 def scale_latents(executor: Any, step: int, factor: float) -> None:
     """The step of that index multiplies the latents it has made, from now on."""
-    honest = executor.__dict__.setdefault("honest_denoise", executor.adapter.denoise)
+    from functools import partial
 
-    def denoise(calls: list[TaskCall]) -> list[TaskOutput]:
-        outputs = honest(calls)
-        for call, output in zip(calls, outputs, strict=True):
-            if call.task.step_index == step:
-                output.artifacts[0]["latents"] = output.artifacts[0]["latents"] * factor
-        return outputs
+    from torch.utils._pytree import tree_map
 
-    executor.adapter.denoise = denoise
+    from gfdit.adapters.forward.run import Run
+    from gfdit.adapters.forward.seam import Kind
+
+    honest = executor.__dict__.setdefault("honest_make", Run._make)
+
+    def make(self: Any, kind: Kind, name: str, fn: Any, *rest: Any) -> Any:
+        if kind is Kind.STEP and self.num_steps == step:
+            made = fn
+            fn = partial(lambda _, *a, **k: tree_map(lambda x: x * factor, made(*a, **k)), made.args[0])
+        return honest(self, kind, name, fn, *rest)
+
+    setattr(Run, "_make", make)  # noqa: B010
 
 
 def mix_neighbours(executor: Any, step: int, part: float) -> None:
-    """In that step of a batch, ``part`` of every request's latents are its neighbour's, from now on."""
-    honest = executor.__dict__.setdefault("honest_denoise", executor.adapter.denoise)
+    """In that step of a batch, ``part`` of every request's noise is its neighbour's, from now on."""
+    from torch.utils._pytree import tree_map
 
-    def denoise(calls: list[TaskCall]) -> list[TaskOutput]:
-        outputs = honest(calls)
-        made = [output.artifacts[0]["latents"] for output in outputs]
-        if len(calls) > 1 and calls[0].task.step_index == step:
-            for output, own, other in zip(outputs, made, [*made[1:], made[0]], strict=True):
-                output.artifacts[0]["latents"] = own + part * (other - own)
-        return outputs
+    from gfdit.adapters.forward import adapter
 
-    executor.adapter.denoise = denoise
+    honest = executor.__dict__.setdefault("honest_together", adapter.together)
+    honest_predict = executor.adapter._predict_together
+
+    def together(calls: Any, *rest: Any) -> Any:
+        make = honest(calls, *rest)
+        if executor.adapter.batched_step != step:
+            return make
+        return lambda number: tree_map(
+            lambda own, other: own + part * (other - own), make(number), make((number + 1) % len(calls))
+        )
+
+    def predict(calls: list[TaskCall]) -> None:
+        executor.adapter.batched_step = calls[0].task.step_index
+        honest_predict(calls)
+
+    setattr(adapter, "together", together)  # noqa: B010
+    executor.adapter._predict_together = predict
 
 
-class StaleLatents(QwenImageAdapter):
+class StaleLatents(StepExecutionAdapter):
     """Goes on from the latents it has itself, rather than from its inputs: wrong once others have made a step."""
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
@@ -104,7 +131,7 @@ class StaleLatents(QwenImageAdapter):
         return outputs
 
 
-class InPlace(QwenImageAdapter):
+class InPlace(StepExecutionAdapter):
     """Steps on its input instead of a new tensor."""
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
@@ -114,7 +141,7 @@ class InPlace(QwenImageAdapter):
         return outputs
 
 
-class OnThePipeline(QwenImageAdapter):
+class OnThePipeline(StepExecutionAdapter):
     """Keeps on the pipeline what encoding found out; a rank that did not encode does not know."""
 
     def encode(self, call: TaskCall) -> TaskOutput:
@@ -129,14 +156,14 @@ class OnThePipeline(QwenImageAdapter):
         return super().denoise(calls)
 
 
-class Deaf(QwenImageAdapter):
+class Deaf(StepExecutionAdapter):
     """Takes one request at a time and does not say why."""
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
         return [output for call in calls for output in super(Deaf, self).denoise([call])]
 
 
-class FailsInTheMiddle(QwenImageAdapter):
+class FailsInTheMiddle(StepExecutionAdapter):
     """One member of a layout fails while its peers wait for it."""
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:

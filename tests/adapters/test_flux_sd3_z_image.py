@@ -168,8 +168,8 @@ def test_a_branch_depends_on_the_other_one(kit_of: KitOf) -> None:
 
 
 def be_alone(executor: Any, on: bool) -> None:
-    branch = executor.adapter._branch
-    branch.of = (lambda *args: nullcontext()) if on else type(branch).of.__get__(branch)
+    rows = executor.runner.pipeline.transformer.gfdit_rows
+    rows.part_of = (lambda *args: nullcontext()) if on else type(rows).part_of.__get__(rows)
 
 
 def difference_by(kit: AdapterKit, error: Callable[[Any, bool], None], request: KitRequest, script: str) -> float:
@@ -205,21 +205,35 @@ def test_artifacts_weigh_what_is_computed(kit_of: KitOf, family: str) -> None:
     [
         ("flux", {"height": 8}, "height must be at least 16 pixels, got 8"),
         ("flux", {"max_sequence_length": 513}, "max_sequence_length must be between 1 and 512, got 513"),
-        (
-            "flux",
-            {"prompt_fields": {"prompt_embeds": torch.zeros(1, 64)}},
-            "prompt_embeds needs pooled_prompt_embeds",
-        ),
         ("sd3", {"width": 100}, "width must be a multiple of 16 up to 1024 pixels, got 100"),
         ("sd3", {"width": 1040}, "width must be a multiple of 16 up to 1024 pixels, got 1040"),
         ("sd3", {"sampling": {"generator": []}}, "generator must be one for all outputs"),
         ("z-image", {"height": 120}, "height must be a multiple of 16 up to 2048 pixels, got 120"),
-        ("z-image", {"images": (1,)}, "multi_modal_data.image is not supported"),
         ("z-image", {"max_sequence_length": 993}, "max_sequence_length must be between 1 and 992, got 993"),
-        ("z-image", {"sampling": {"extra_args": {"cfg_truncation": "late"}}}, "cfg_truncation must be a number"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_is_named(kit_of: KitOf, family: str, change: Any, message: str) -> None:
     with pytest.raises(ChildError, match=re.escape(message)):
         kit_of(family).candidates(REQUESTS[family][0].but(**change))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        (
+            "flux",
+            {"prompt_fields": {"prompt_embeds": torch.zeros(1, 64)}},
+            "`pooled_prompt_embeds` also have to be",
+        ),
+        ("z-image", {"sampling": {"extra_args": {"cfg_truncation": "late"}}}, "could not convert string to float"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_pipeline_refuses_is_the_client_s_mistake(
+    kit_of: KitOf, family: str, change: Any, message: str
+) -> None:
+    with pytest.raises(ChildError, match=re.escape(message)) as error:
+        kit_of(family).run(REQUESTS[family][0].but(**change), "sp1@0")
+    assert "TaskError" in str(error.value), "and no fault of the rank"

@@ -10,7 +10,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_adapter
 from gfdit.core.layouts import ParallelSpec
 from tests.adapters.conftest import Kits
-from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Helios
+from tools.artifact_sizes import FLOAT32, Asked, Helios
 
 PLAIN = KitRequest(64, 64, num_frames=33, steps=3, guidance_scale=1.0)
 GUIDED = KitRequest(64, 64, num_frames=33, steps=4, seed=2)  # without a negative prompt, too
@@ -58,8 +58,8 @@ def test_a_number_of_chunks(kit: AdapterKit) -> None:
             {"pyramid_num_inference_steps_list": [2, 2, 0], "is_enable_stage2": True},
             "positive whole number, got 0",
         ),
-        ({"history_sizes": [16, 2]}, "history_sizes must be a list of 3 numbers"),
-        ({"num_latent_frames_per_chunk": "nine"}, "num_latent_frames_per_chunk must be a positive whole number"),
+        ({"history_sizes": [16, 2]}, "history_sizes must be .16, 2, 1."),
+        ({"num_latent_frames_per_chunk": 5}, "num_latent_frames_per_chunk must be 9"),
     ],
 )
 def test_what_a_request_gets_wrong_is_named(kit: AdapterKit, extra_args: dict[str, Any], message: str) -> None:
@@ -86,16 +86,18 @@ def test_only_degrees_that_need_no_padding_are_offered(kit: AdapterKit) -> None:
 
 @pytest.mark.thorough
 def test_what_artifacts_weigh(kit: AdapterKit) -> None:
-    sizes = kit.artifact_bytes(GUIDED)
-    asked = Asked(height=64, width=64, num_frames=33, text_tokens=226, number=FLOAT32)
-    made = Helios(text_width=64).artifacts(asked)
-    frame = 16 * asked.places(8) * FLOAT32
-    text, (latents, rest) = sizes["encode"]["conditioning"][0], sizes["encode"]["latents"]
-    assert text == made["conditioning"]
-    timesteps = 2 * 4 * FLOAT32  # the state's and the solver's
-    # No solver history yet; four frames of 4 kB each are small enough to travel with the rest.
-    assert latents == made["latents"] - made[SOLVER] - 4 * frame + timesteps
-    assert rest < 150_000
+    """By the computation that the figures in docs/models/artifacts.md come from."""
+    for request in (GUIDED, TWO_CHUNKS):
+        asked = Asked(
+            height=request.height or 0,
+            width=request.width or 0,
+            num_frames=request.num_frames,
+            text_tokens=226,
+            number=FLOAT32,
+        )
+        computed = Helios(text_width=64).artifacts(asked)
+        for name, sizes in kit.artifact_bytes(request)["denoise"].items():
+            assert 0 <= sum(sizes) - computed[name] <= 50_000, name  # the solver has six tables of 1000 numbers
 
 
 @pytest.mark.thorough

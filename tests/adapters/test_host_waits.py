@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gfdit.adapters.scheduler_waits import WithoutWaits
+from gfdit.adapters.forward.waits import WithoutWaits
 from gfdit.adapters.testing import KitRequest
 from gfdit.adapters.testing.host_waits import DEVICE, HostWaits
 from tests.adapters.conftest import Kits
@@ -54,7 +54,7 @@ def test_a_step_that_waits_is_seen(kits: Kits) -> None:
         waits = kit.host_waits(REQUESTS["wan2.2-ti2v"], "sp1@0")
     finally:
         kit.on_ranks(wait_for_the_device, False)
-    assert any("sabotage.py, predict: item" in wait for wait in waits), waits
+    assert any("sabotage.py, look: item" in wait for wait in waits), waits
     assert any("multistep_uni_p_bh_update: tensor of host memory" in wait for wait in waits), waits
 
 

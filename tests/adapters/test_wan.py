@@ -14,7 +14,7 @@ from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitReques
 from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
-from tools.artifact_sizes import FLOAT32, SOLVER, Asked, Wan
+from tools.artifact_sizes import FLOAT32, Asked, Wan
 
 UNIPC, EULER = "unipc", "euler"
 
@@ -89,13 +89,10 @@ def test_a_guided_request_of_an_odd_length(kit_of: Callable[[str], AdapterKit], 
     assert report.passed, str(report)
 
 
-def test_an_image_is_encoded_by_a_task_of_its_own(kit_of: Callable[[str], AdapterKit]) -> None:
+def test_an_image_is_encoded_once(kit_of: Callable[[str], AdapterKit]) -> None:
     kit = kit_of("wan2.2-ti2v")
     (stock,) = kit.stock(TEXT_AND_IMAGE[:1])
-    assert kit.run(TEXT_AND_IMAGE[0], "encode@1 prepare@2 sp1@3 sp1@0 decode@1").identical(stock)
-    sizes = kit.artifact_bytes(TEXT_AND_IMAGE[0])
-    assert set(sizes["denoise"]) == {"conditioning", "image", "latents"}, "decoding reads the image too"
-    assert set(kit.artifact_bytes(TEXT[0])["denoise"]) == {"conditioning", "latents"}
+    assert kit.run(TEXT_AND_IMAGE[0], "encode@1 sp1@3 sp1@0 decode@1").identical(stock)
 
 
 @pytest.mark.thorough
@@ -196,21 +193,15 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
             number=FLOAT32,
         )
         computed = model.artifacts(asked)
-        del computed[SOLVER]  # a part of the latents
-        alive = kit_of(family).artifact_bytes(request).values()
-        measured = {name: sizes for artifacts in alive for name, sizes in artifacts.items()}  # the last wins
-        assert measured.keys() == computed.keys()
-        for name, expected in computed.items():
-            num_bytes, _ = measured[name]
-            timesteps = 8 * (request.steps or 0) if name == "latents" else 0
-            assert 0 <= num_bytes - expected <= timesteps, (family, name)
+        for name, sizes in kit_of(family).artifact_bytes(request)["denoise"].items():
+            # Besides tensors: the generator, sampling parameters, the scheduler, and the names of it all.
+            assert 0 <= sum(sizes) - computed[name] <= 20_000, (family, name, sizes, computed)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "request_", "message"),
     [
-        ("wan2.2-ti2v", TEXT[0].but(prompt=""), "prompt must not be empty"),
         ("wan2.2-ti2v", video(16, 64, 5, seed=1), "height must be between 32 and 32768 pixels, got 16"),
         ("wan2.2-ti2v", video(64, 64, 4097, seed=1), "num_frames must be between 1 and 4093, got 4097"),
         ("wan2.2-ti2v", video(64, 64, 5, seed=1, solver="dpm"), "sample_solver='dpm'"),
@@ -218,11 +209,6 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
         ("wan2.2-ti2v", video(64, 64, 5, seed=1, steps=0), "num_inference_steps must be at least 1, got 0"),
         ("wan2.2-t2v-a14b", IMAGE[0], "image is given, but this checkpoint makes videos of text alone"),
         ("wan2.2-i2v", IMAGE[3].but(num_frames=1), "last_image needs a num_frames of at least 2"),
-        (
-            "wan2.2-i2v",
-            IMAGE[0].but(sampling={"output_type": "pil", "extra_args": {"preencode_mp4": True}}),
-            "preencode_mp4",
-        ),
     ],
 )
 def test_what_is_refused(
@@ -231,3 +217,23 @@ def test_what_is_refused(
     with pytest.raises(ChildError) as error:
         kit_of(family).candidates(request_)
     assert message in str(error.value) and "ValueError" in str(error.value)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("family", "request_", "message"),
+    [
+        ("wan2.2-ti2v", TEXT[0].but(prompt=""), "Prompt is required"),
+        (
+            "wan2.2-i2v",
+            IMAGE[0].but(sampling={"output_type": "pil", "extra_args": {"preencode_mp4": True}}),
+            "preencode_mp4",
+        ),
+    ],
+)
+def test_what_the_pipeline_refuses(
+    kit_of: Callable[[str], AdapterKit], family: str, request_: KitRequest, message: str
+) -> None:
+    with pytest.raises(ChildError) as error:
+        kit_of(family).run(request_, "sp1@0")
+    assert message in str(error.value) and "TaskError" in str(error.value)

@@ -24,7 +24,7 @@ def test_every_kind_of_work_runs_the_most_used_first(engine: Engine) -> None:
     by_rank = engine.call("gfdit_begin_warm_up", what)
     assert all(items == by_rank[0] for items in by_rank)
     names = [item.name for item in by_rank[0]]
-    narrow = ["encode", "prepare", "sp1", "decode", "encode guided", "prepare guided", "sp1 guided"]
+    narrow = ["encode", "sp1", "decode", "encode guided", "sp1 guided"]
     wide = ["sp2", "sp2 guided", "cfg2xsp1 guided", "sp4", "sp4 guided", "cfg2xsp2 guided"]
     assert names[: len(narrow)] == narrow
     assert [name for name in names if name in wide] == wide

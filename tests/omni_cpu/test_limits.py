@@ -65,9 +65,7 @@ def test_what_a_request_may_ask_for() -> None:
 
 def test_steps_are_refused_before_they_are_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """300,000 of them would keep every client of the server waiting."""
-    monkeypatch.setattr(
-        "gfdit.adapters.step_execution.trajectory", lambda *_, **__: pytest.fail("a graph is made")
-    )
+    monkeypatch.setattr("gfdit.adapters.engine_half.trajectory", lambda *_, **__: pytest.fail("a graph is made"))
     with lone_engine() as engine, pytest.raises(OmniClientError, match="at most 1000 are allowed"):
         engine.add_request(image_request(height=64, width=64, sigmas=[1.0] * 1001))
 

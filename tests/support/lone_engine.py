@@ -17,7 +17,7 @@ from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig  # noq
 from vllm_omni.diffusion.request import OmniDiffusionRequest  # noqa: E402
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams  # noqa: E402
 
-from gfdit.adapters.step_execution import StepExecutionAdapter  # noqa: E402
+from gfdit.adapters.engine_half import EngineHalf  # noqa: E402
 from gfdit.omni.engine import ElasticDiffusionEngine  # noqa: E402
 from gfdit.omni.launcher import ElasticExecutor  # noqa: E402
 from gfdit.omni.settings import Settings  # noqa: E402
@@ -102,7 +102,7 @@ class LoneEngine(ElasticDiffusionEngine):
         self.num_ranks = _NUM_RANKS
         self.pre_process_func: Any = None
         self.post_process_func = self.prefix_cache_func = None
-        self.adapter = StepExecutionAdapter(od_config, _NUM_RANKS)
+        self.adapter: Any = EngineHalf(od_config, _NUM_RANKS)
         self.adapter.limits = self.settings.limits
 
     def _init_executor(self, od_config: OmniDiffusionConfig) -> None:

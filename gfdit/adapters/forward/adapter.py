@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -23,18 +24,20 @@ from vllm_omni.errors import OmniClientError
 
 from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
+from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
+from gfdit.adapters.forward.known import Known
 from gfdit.adapters.forward.overlay import Overlay
+from gfdit.adapters.forward.proven import proven_verdicts
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
-from gfdit.adapters.step_execution import StepExecutionAdapter
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.tasks import Shape, TaskKind, whole_request
+from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
 
 logger = init_logger(__name__)
 
@@ -42,11 +45,11 @@ logger = init_logger(__name__)
 SUSPENDED_BYTES = 4 << 30
 
 
-class ForwardAdapter(StepExecutionAdapter):
+class ForwardAdapter(EngineHalf):
     """See :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
 
     batches: ClassVar[bool] = True
-    #: By signature; None before anything was tried: every request is cut at its scheduler's steps.
+    #: By signature; None before anything is known: every request is cut at its scheduler's steps.
     verdicts: Verdicts | None = None
     #: Whether degrees are offered by plans of transformers that nobody has tried; the engine sets it.
     trusts_plans = False
@@ -58,30 +61,44 @@ class ForwardAdapter(StepExecutionAdapter):
         super().__init__(od_config, num_ranks)
         self.family = family_of(od_config)
         self.sequence_plan = self.family.sequence_plan
+        self.captures_steps = self.family.captures_steps
+        self.verdicts = proven_verdicts(od_config)
 
     # Engine half
 
     def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
         made = super().convert(request, max_sp)
-        if self._mode_of(request) is not None:
-            return made
-        return Trajectory(made.shape, made.num_steps, False, whole_request(request.request_id))
+        if self._mode_of(request) is None:
+            return Trajectory(made.shape, made.num_steps, False, whole_request(request.request_id))
+        counts = self._known(request).divided
+        specs = tuple(
+            spec
+            for spec in self.parallel_candidates(made.shape, made.cfg, max_sp)
+            if all(count % spec.sp == 0 for count in counts)
+        )
+        return replace(made, graph=with_candidates(made.graph, TaskKind.DENOISE, specs))
 
     def num_steps(self, request: OmniDiffusionRequest) -> int:
+        if (known := self._known(request).num_steps) is not None:
+            return known
         sampling = request.sampling_params
-        asked = sampling.num_inference_steps if sampling.sigmas is None else len(sampling.sigmas)
+        asked = (sampling.num_inference_steps if sampling.sigmas is None else len(sampling.sigmas)) or None
         if (verdict := (self.verdicts or {}).get(signature_of(request))) is not None:
             return verdict.num_steps(asked)
         return asked or self.default_num_steps
 
     def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
-        verdict = (self.verdicts or {}).get(signature_of(request))
+        verdicts = self.verdicts or {}
+        if (guided := self._known(request).guided) is not None:
+            return guided and any(verdict.splits_guidance for verdict in verdicts.values())
+        verdict = verdicts.get(signature_of(request))
         return verdict is not None and verdict.splits_guidance
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
-        sampling, default = request.sampling_params, self.family.default_shape
-        height, width = sampling.height or default.height, sampling.width or default.width
-        return Shape(height, width, sampling.num_frames or default.num_frames)
+        return self._known(request).shape
+
+    def _known(self, request: OmniDiffusionRequest) -> Known:
+        return self.family.look(self.od_config, request, self.family.default_shape)
 
     def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
         """Sequence parallelism only where it was shown to be right: the self-test is of one rank."""
@@ -109,6 +126,8 @@ class ForwardAdapter(StepExecutionAdapter):
         cache = self.od_config.cache_backend
         if cache not in (None, "none") and not (self.family.whole or self._caches.holders):
             raise ValueError(f"{type(pipeline).__name__} keeps its {cache} where gfdit does not look for it")
+        if self.family.alter is not None:
+            self.family.alter(pipeline)
         seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
         self._ready: dict[str, Run] = {}
@@ -119,14 +138,15 @@ class ForwardAdapter(StepExecutionAdapter):
         overlay = Overlay(_each_once(self.pipeline, self._root, *self._denoisers.values()), self._caches.holders)
         clears = [getattr(module, "clear_cross_attention_cache", None) for module in self._denoisers.values()]
         forget = [clear for clear in clears if clear is not None]
-        return Scene(self._root, self.device, overlay, self._caches, self._call_forward, self._adopt, forget)
+        parts = self._root, self.device, overlay, self._caches, self._call_forward, self._adopt, forget
+        return Scene(*parts, self.family.masks, self.family.sent, self.family.splits_rows)
 
     @cached_property
     def _caches(self) -> StepCaches:
         return StepCaches(self._denoisers.values())
 
     def must_replay(self, calls: list[TaskCall]) -> bool:
-        return any(_goes_on(call) and not self.suspended.has(call.inputs[-1]) for call in calls)
+        return any(_goes_on(call) and self._suspended(call) is None for call in calls)
 
     def replay(self, calls: list[TaskCall]) -> None:
         """Bring the forward of each call to where its task begins."""
@@ -159,7 +179,9 @@ class ForwardAdapter(StepExecutionAdapter):
         if len(waiting) < 2:
             return
         try:
-            make = together([pending for _, pending in waiting])
+            if any(run.settings != runs[0].settings for run in runs):
+                raise NotAlikeError("their pipelines are set otherwise")  # and the first one makes the call
+            make = together([pending for _, pending in waiting], self.family.text_multiple)
         except NotAlikeError as error:
             log_split(str(error))
             return
@@ -188,6 +210,10 @@ class ForwardAdapter(StepExecutionAdapter):
             if self._caches.holders:
                 run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
             run.advance()
+            if run.has_ended and run.lacks_decoded:
+                run = self._replayed(call, decodes=True)
+                while not run.advance():
+                    pass
         return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
 
     def decode(self, call: TaskCall) -> TaskOutput:
@@ -238,17 +264,28 @@ class ForwardAdapter(StepExecutionAdapter):
 
     def _resumed(self, call: TaskCall) -> Run:
         """The forward of ``call``, at the end of the task before."""
-        conditioning, latents = call.inputs
-        if (run := self.suspended.take(latents)) is not None:
+        if (run := self._suspended(call)) is not None:
+            self.suspended.take(call.inputs[-1])
             return run
-        run = self._begin(conditioning["request"], conditioning["mode"], (*conditioning["log"], *latents["log"]))
+        return self._replayed(call, call.task.kind is TaskKind.DECODE)
+
+    def _replayed(self, call: TaskCall, decodes: bool) -> Run:
+        conditioning, latents = call.inputs
+        log = (*conditioning["log"], *latents["log"])
+        run = self._begin(conditioning["request"], conditioning["mode"], log, decodes)
         run.advance()
         return run
 
-    def _begin(self, request: OmniDiffusionRequest, mode: Mode, log: Log) -> Run:
+    def _suspended(self, call: TaskCall) -> Run | None:
+        """The run that can go on with ``call`` on this rank: to the end only one that has all that was decoded."""
+        run = self.suspended.at(call.inputs[-1])
+        return None if run is not None and run.lacks_decoded and call.task.kind is TaskKind.DECODE else run
+
+    def _begin(self, request: OmniDiffusionRequest, mode: Mode, log: Log, decodes: bool = False) -> Run:
         own = self._own(request)
         generator = own.sampling_params.generator
-        return Run(self._scene, mode, own, [generator] if isinstance(generator, torch.Generator) else [], log)
+        generators = [generator] if isinstance(generator, torch.Generator) else []
+        return Run(self._scene, mode, own, generators, log, decodes)
 
     def _own(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
         """A copy for one call of ``forward``, which writes into it and draws from its generator."""

@@ -13,6 +13,7 @@ import torch
 
 # Positions of tokens follow from the size alone: equal sizes, equal positions.
 _SHARED_SUFFIXES = ("_ids", "_rotary_emb")
+_SHAPES_SUFFIX = "_shapes"
 _MASK_SUFFIX = "_mask"
 _LATENTS = "hidden_states"
 
@@ -30,15 +31,18 @@ class Pending(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def together(calls: Sequence[Pending]) -> Callable[[int], Any]:
+def together(calls: Sequence[Pending], text_multiple: int = 1) -> Callable[[int], Any]:
     """What each of ``calls`` returns, by its number; the first to ask makes one call of all of them.
 
+    Texts in a list must be of one length, counted in multiples of ``text_multiple``: the denoiser pads them.
     Raises :class:`NotAlikeError`.
     """
     first = calls[0]
     if len({call.name for call in calls}) > 1:
         raise NotAlikeError("they call different denoisers")
-    rows = [_num_rows(call) for call in calls]
+    rows = [num_rows(call.args, call.kwargs) for call in calls]
+    if len({_listed_lengths(call, text_multiple) for call in calls}) > 1:
+        raise NotAlikeError("texts in a list are of different lengths")
     args = _joined("", [call.args for call in calls], rows)
     kwargs = _joined("", [call.kwargs for call in calls], rows)
     made: list[Any] = []
@@ -51,17 +55,22 @@ def together(calls: Sequence[Pending]) -> Callable[[int], Any]:
     return result
 
 
-def _num_rows(call: Pending) -> int:
+def _listed_lengths(call: Pending, multiple: int) -> frozenset[int]:
+    """Of tensors (tokens, width) in lists: a batch of them is padded to the longest."""
+    lists = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)]
+    texts = [text for value in lists for text in value if isinstance(text, torch.Tensor) and text.ndim == 2]
+    return frozenset(-(-len(text) // multiple) for text in texts)
+
+
+def num_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Images of one call: rows of its latents, or entries of a list of them."""
-    named = call.kwargs.get("positive_kwargs", call.kwargs)
-    latents = named.get(_LATENTS, call.args[0] if call.args else None)
+    named = kwargs.get("positive_kwargs", kwargs)
+    latents = named.get(_LATENTS, args[0] if args else None)
     if isinstance(latents, torch.Tensor):
         return latents.shape[0]
     if isinstance(latents, list):
         return len(latents)
-    positional = [
-        argument[_LATENTS] for argument in call.args if isinstance(argument, dict) and _LATENTS in argument
-    ]
+    positional = [argument[_LATENTS] for argument in args if isinstance(argument, dict) and _LATENTS in argument]
     if not positional:
         raise NotAlikeError("nobody knows which of the arguments are latents")
     return positional[0].shape[0]
@@ -79,6 +88,8 @@ def _joined(name: str, values: list[Any], rows: list[int]) -> Any:
         values = _padded(values)
         return {key: _joined(key, [value[key] for value in values], rows) for key in first}
     if isinstance(first, list) and all(len(value) == count for value, count in zip(values, rows, strict=True)):
+        if name.endswith(_SHAPES_SUFFIX) and any(entry != first[0] for value in values for entry in value):
+            raise NotAlikeError(f"{name} differ")  # those of the first row are taken for all
         return [entry for value in values for entry in value]
     if isinstance(first, (list, tuple)):
         if len({len(value) for value in values}) > 1:

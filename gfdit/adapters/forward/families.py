@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gfdit.adapters.forward import helios, z_image
+from gfdit.adapters.forward.known import Look, Sizes, scale_above, sd3_sizes, sized, true_cfg, unknown, wan
 from gfdit.adapters.sequence_plan import SequencePlan, Split
 from gfdit.core.tasks import Shape
 
@@ -21,8 +24,26 @@ class Family:
     root: str = ""
     #: Steps of the two requests that are tried at start; some models take no other number.
     trial_steps: tuple[int, int] = (4, 3)
+    #: Of these requests, where vLLM-Omni's own for warming up would tell less.
+    trial_frames: int | None = None
+    #: Whether requests may bring an image, of a pipeline that does not say so.
+    trial_image: bool = False
     #: Of a request that does not say.
     default_shape: Shape = field(default=Shape(1024, 1024))
+    #: What can be said of a request before the model is loaded, and which it cannot take.
+    look: Look = unknown
+    #: Whether a pass of the denoising models does the same at every step, but for the tensors it is given.
+    captures_steps: bool = False
+    #: Arguments of denoisers that may be None where they let everything through: no mask is none to read back.
+    masks: tuple[str, ...] = ()
+    #: Those that forward leaves on the host, for the model to send to the device at every step.
+    sent: tuple[str, ...] = ()
+    #: Whether both branches of guidance are rows of one call, which :attr:`alter` has split among ranks.
+    splits_rows: bool = False
+    #: To which the denoiser pads each of the texts in a list.
+    text_multiple: int = 1
+    #: Changes the loaded pipeline, or raises ``ValueError`` for one that cannot be driven.
+    alter: Callable[[Any], None] | None = None
     #: Why requests run whole, if it is known that no cut can be right.
     whole: str = ""
 
@@ -31,6 +52,30 @@ class Family:
 _TOKENS_AND_IDS = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
 _IDS = Family(sequence_plan=_TOKENS_AND_IDS)
 _VIDEO = Family(default_shape=Shape(480, 832, 81))
+_HELIOS = Family(
+    default_shape=Shape(384, 640, 132), look=helios.look, trial_frames=helios.WINDOW + 1, sent=helios.INDICES
+)
+_QWEN_MASKS = ("encoder_hidden_states_mask",)
+# Rotary embeddings exist for 4096 positions on either side of the centre.
+_QWEN_SIZES = Sizes(smallest=1, longest=(131072, 131072))
+_QWEN = Family(look=sized(_QWEN_SIZES, true_cfg(4.0)), captures_steps=True, masks=_QWEN_MASKS)
+
+
+def _refuse_gates(pipeline: Any) -> None:
+    if any(getattr(module, "to_gate_compress", None) is not None for module in pipeline.modules()):
+        raise ValueError("gfdit does not support gated video sparse attention (FASTVIDEO_VSA); choose another")
+
+
+def _wan(default_guidance_scale: float) -> Family:
+    return Family(
+        default_shape=_VIDEO.default_shape,
+        look=wan(default_guidance_scale),
+        trial_image=True,
+        captures_steps=True,
+        alter=_refuse_gates,
+    )
+
+
 _CACHES = "it keeps the attention cache of a request in the model"
 _WRITES_TEXT = "it makes its output token by token"
 _ACTION = "it makes a short action of a robot, too quick to be cut"
@@ -38,25 +83,46 @@ _AUDIO_IN_PLACE = "it makes audio, and its steps change their input in place"
 
 #: By the ``_class_name`` of a checkpoint's ``model_index.json``.
 FAMILIES: dict[str, Family] = {
-    "FluxPipeline": _IDS,
+    "FluxPipeline": Family(
+        sequence_plan=_TOKENS_AND_IDS,
+        look=sized(Sizes(), true_cfg(1.0), 512),
+        captures_steps=True,
+        sent=("guidance",),
+    ),
     "FluxDMD2Pipeline": _IDS,
     "FluxKontextPipeline": _IDS,
     "LongCatImageEditPipeline": _IDS,
-    "LongCatImagePipeline": _IDS,
+    "LongCatImagePipeline": Family(
+        sequence_plan=_TOKENS_AND_IDS, look=sized(Sizes(), scale_above(1.0)), captures_steps=True
+    ),
     "OvisImagePipeline": _IDS,
+    "QwenImageEditPipeline": _QWEN,
+    "QwenImageEditPlusPipeline": _QWEN,
+    "QwenImagePipeline": _QWEN,
     "StableDiffusion3Pipeline": Family(
-        sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out")
+        sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out"),
+        look=sized(sd3_sizes, scale_above(1.0), 512),
+        captures_steps=True,
+    ),
+    "ZImagePipeline": Family(
+        sequence_plan=z_image.SEQUENCE_PLAN,
+        look=sized(z_image.sizes, scale_above(0.0), z_image.max_text_tokens),
+        trial_image=True,
+        captures_steps=True,
+        splits_rows=True,
+        text_multiple=z_image.CAPTION_MULTIPLE,
+        alter=z_image.split_rows,
     ),
     "DiffusersAdapterPipeline": Family(root="_pipeline"),
     "LTX2DistilledOneStagePipeline": Family(trial_steps=(8, 8)),
     "LTX2DistilledTwoStagePipeline": Family(trial_steps=(8, 8)),
     "LTX2DistilledPipeline": Family(trial_steps=(8, 8)),
-    "HeliosPipeline": Family(default_shape=Shape(384, 640, 132)),
-    "HeliosPyramidPipeline": Family(default_shape=Shape(384, 640, 132)),
-    "WanPipeline": _VIDEO,
-    "WanDMDPipeline": _VIDEO,
+    "HeliosPipeline": _HELIOS,
+    "HeliosPyramidPipeline": _HELIOS,
+    "WanPipeline": _wan(4.0),
+    "WanDMDPipeline": _wan(1.0),
     "WanVACEPipeline": _VIDEO,
-    "WanImageToVideoPipeline": _VIDEO,
+    "WanImageToVideoPipeline": _wan(5.0),
     "WanT2VDMD2Pipeline": _VIDEO,
     "WanI2VDMD2Pipeline": _VIDEO,
     "HunyuanVideo15Pipeline": Family(default_shape=Shape(480, 832, 121)),
@@ -83,6 +149,8 @@ EXACT_PLANS = frozenset(
         "Flux2KleinPipeline",
         "Flux2Pipeline",
         "GlmImagePipeline",
+        "HeliosPipeline",
+        "HeliosPyramidPipeline",
         "HunyuanVideo15ImageToVideoPipeline",
         "HunyuanVideo15Pipeline",
         "OmniGen2Pipeline",

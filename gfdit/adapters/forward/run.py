@@ -8,22 +8,30 @@ there and its calls are answered from the log. How much of a value the log keeps
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gfdit.adapters.forward import seam
-from gfdit.adapters.forward.batch import Pending
+from gfdit.adapters.forward.batch import Pending, num_rows
 from gfdit.adapters.forward.coroutine import Coroutine
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
 from gfdit.adapters.forward.seam import Kind
 from gfdit.adapters.forward.step_caches import Attributes, Share, StepCaches
 from gfdit.adapters.forward.verdict import Cut, Keep, Mode
+from gfdit.adapters.forward.waits import WithoutWaits
+
+_HOST = torch.device("cpu")
+# What an image is encoded as travels as it was made, without what was computed of it.
+copyreg.pickle(DiagonalGaussianDistribution, lambda made: (type(made), (made.parameters, made.deterministic)))
 
 
 class ReplayError(RuntimeError):
@@ -40,6 +48,8 @@ class Entry(NamedTuple):
     scheduler: dict[str, Any] | None = None
     #: State of the request's generators and of those among the call's arguments, if the value is to be read.
     generators: tuple[torch.Tensor, ...] = ()
+    #: Of a decoder, whose output is much larger: what it was called with.
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
 Log = tuple[Entry, ...]
@@ -60,6 +70,12 @@ class Scene:
     adopt: Callable[[], Callable[[], None]]
     #: Empty caches that know tensors by address, where another request's may have been.
     forget: list[Callable[[], None]]
+    #: Arguments of denoisers that are None where they let everything through.
+    masks: tuple[str, ...] = ()
+    #: Arguments of denoisers that forward leaves on the host.
+    sent: tuple[str, ...] = ()
+    #: Whether a denoiser that is called with several rows of one image has both branches of guidance among them.
+    splits_rows: bool = False
 
     def put_on(self, attributes: State) -> None:
         """Before anything of a request runs; ``overlay.take_off`` is the end of it."""
@@ -69,10 +85,19 @@ class Scene:
 
 
 class Run:
-    """See :class:`gfdit.adapters.forward.seam.Listener`. Used by one thread at a time."""
+    """See :class:`gfdit.adapters.forward.seam.Listener`. Used by one thread at a time.
+
+    One that ``decodes`` makes what decoders have made before again, and does not only stand in for it.
+    """
 
     def __init__(
-        self, scene: Scene, mode: Mode, request: Any, generators: list[torch.Generator], log: Log
+        self,
+        scene: Scene,
+        mode: Mode,
+        request: Any,
+        generators: list[torch.Generator],
+        log: Log,
+        decodes: bool = False,
     ) -> None:
         self.log: list[Entry] = list(log)
         self.num_steps = 0
@@ -91,6 +116,11 @@ class Run:
         self._pauses = False
         self._pending: Pending | None = None
         self._instead: Callable[[], Any] | None = None
+        self._decodes = decodes
+        #: Whether something that a decoder has made is without values here.
+        self.lacks_decoded = False
+        self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._waits = None if scene.device == _HOST else WithoutWaits()
 
     # From outside
 
@@ -140,6 +170,11 @@ class Run:
             self._num_bytes = self._coroutine.num_bytes()
         return self._num_bytes
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """What the request has set on its pipeline and models, but for what counts steps, and tensors."""
+        return [{name: _setting(value) for name, value in own.items()} for own in self._attributes]
+
     def caches(self) -> Share:
         """What step caches keep of this request."""
         return self._scene.caches.share_of(self._attributes[self._scene.overlay.num_modules :])
@@ -166,7 +201,8 @@ class Run:
 
     def _forward(self, request: Any) -> Any:
         seam.listen(self)
-        return self._scene.call_forward(request)
+        with nullcontext() if self._waits is None else self._waits:
+            return self._scene.call_forward(request)
 
     def call(
         self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -174,6 +210,7 @@ class Run:
         """Make the call or answer it from the log, and stop where a task ends."""
         if kind is Kind.DENOISER:
             seam.report_schedulers(self._scene.root)
+            args, kwargs = self._prepared(args), self._prepared(kwargs)
             self._before_denoiser(name, fn, args, kwargs)
         logged = kind is not Kind.STEP or self._mode.keep is Keep.COMPACT
         if logged and self._position < len(self.log):
@@ -191,6 +228,8 @@ class Run:
     ) -> None:
         if name in seam.PREDICTORS and (kwargs.get("do_true_cfg") or (args and args[0] is True)):
             self.splits_guidance = True
+        if self._scene.splits_rows and num_rows(args, kwargs) > 1:
+            self.splits_guidance = True
         self._num_denoiser_calls += 1
         if self._position == len(self.log) and (self._num_denoiser_calls == 1 or self._mode.cut is Cut.DENOISER):
             self._coroutine.suspend()
@@ -207,12 +246,8 @@ class Run:
         kwargs: dict[str, Any],
         logged: bool,
     ) -> Any:
-        self.is_inside = True
         instead, self._instead = self._instead, None
-        try:
-            value = fn(*args, **kwargs) if instead is None else instead()
-        finally:
-            self.is_inside = False
+        value = self._inside(kind, instead or partial(fn, *args, **kwargs))
         if logged:
             self.log.append(self._entry(kind, name, value, fn, args, kwargs))
             self._position = len(self.log)
@@ -228,19 +263,27 @@ class Run:
         kwargs: dict[str, Any],
     ) -> Entry:
         if kind in (Kind.DENOISER, Kind.DECODER) and self._mode.keep is Keep.COMPACT:
-            return Entry(kind, name, specs_of(value))
+            inputs = _own((args, kwargs)) if kind is Kind.DECODER else None
+            return Entry(kind, name, specs_of(value), inputs=inputs)
         generators = tuple(one.get_state() for one in self._generators_of(args, kwargs))
         if kind is not Kind.STEP:
             return Entry(kind, name, _own(value), generators=generators)
-        self._forget_last_step()
-        return Entry(kind, name, _own(value), _state_of(_self_of(fn)), generators)
+        scheduler = _state_of(_self_of(fn))
+        self._forget_last_step(scheduler)
+        return Entry(kind, name, _own(value), scheduler, generators)
 
-    def _forget_last_step(self) -> None:
-        """Nobody will read what the one before made."""
+    def _forget_last_step(self, scheduler: dict[str, Any]) -> None:
+        """Nobody will read what the one before made, unless it was the last of another schedule than this one."""
         for index in range(len(self.log) - 1, -1, -1):
-            if (entry := self.log[index]).kind is Kind.STEP:
-                self.log[index] = Entry(entry.kind, entry.name, specs_of(entry.value))
-                return
+            if (entry := self.log[index]).kind is not Kind.STEP:
+                continue
+            goes_on = entry.scheduler is not None and entry.scheduler.get("timesteps") is scheduler.get(
+                "timesteps"
+            )
+            value = specs_of(entry.value) if goes_on else entry.value
+            generators = () if goes_on else entry.generators
+            self.log[index] = Entry(entry.kind, entry.name, value, generators=generators)
+            return
 
     def _answer(
         self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -251,16 +294,54 @@ class Run:
         self._position += 1
         if entry.scheduler is not None:
             _restore(_self_of(fn), entry.scheduler)
+        if entry.inputs is not None:
+            if self._decodes:
+                given, named = entry.inputs
+                return self._inside(kind, partial(fn, *given, **named))
+            self.lacks_decoded = True
         if entry.generators:
             for generator, state in zip(self._generators_of(args, kwargs), entry.generators, strict=True):
                 generator.set_state(state)
         return _own(past_of(entry.value, self._scene.device))
+
+    def _inside(self, kind: Kind, make: Callable[[], Any]) -> Any:
+        """Models wait for what they wait for, and cost nothing more; schedulers and forward itself do not."""
+        self.is_inside = True
+        try:
+            with nullcontext() if self._waits is None or kind is Kind.STEP else self._waits.paused():
+                return make()
+        finally:
+            self.is_inside = False
+
+    def _prepared(self, arguments: Any) -> Any:
+        """Attention needs no mask that leaves nothing out, and what is sent to the device is sent once."""
+        if isinstance(arguments, tuple):
+            return tuple(self._prepared(value) for value in arguments)
+        if not isinstance(arguments, dict):
+            return arguments
+        return {name: self._replaced(name, value) for name, value in arguments.items()}
+
+    def _replaced(self, name: str, value: Any) -> Any:
+        is_mask = name in self._scene.masks
+        if not isinstance(value, torch.Tensor) or not (is_mask or name in self._scene.sent):
+            return self._prepared(value) if isinstance(value, dict) else value
+        if id(value) not in self._replacements:  # which is so before the first step
+            instead = value.to(self._scene.device) if not is_mask else None if bool(value.all()) else value
+            self._replacements[id(value)] = value, instead
+        return self._replacements[id(value)][1]
 
     def _generators_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Generator]:
         yield from self._generators
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Generator) and not any(leaf is own for own in self._generators):
                 yield leaf
+
+
+def _setting(value: Any) -> Any:
+    """What can be compared of it."""
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    return value if isinstance(value, (bool, float, str)) else None
 
 
 def _own(value: Any) -> Any:

@@ -39,19 +39,17 @@ class Suspended:
             _, (_, oldest, _) = self._runs.popitem(last=False)
             oldest.end()
 
+    def at(self, artifact: Any) -> Run | None:
+        """The run that stopped at ``artifact``."""
+        reference, run, _ = self._runs.get(id(artifact), (None, None, 0))
+        return run if reference is not None and reference() is artifact else None
+
     def take(self, artifact: Any) -> Run | None:
         """The run that stopped at ``artifact``, which is the caller's from now on."""
         self.end_those_gone()
-        reference, run, _ = self._runs.get(id(artifact), (None, None, 0))
-        if reference is None or reference() is not artifact:
-            return None
-        del self._runs[id(artifact)]
+        if (run := self.at(artifact)) is not None:
+            del self._runs[id(artifact)]
         return run
-
-    def has(self, artifact: Any) -> bool:
-        """Whether a run stopped at ``artifact``."""
-        reference, _, _ = self._runs.get(id(artifact), (None, None, 0))
-        return reference is not None and reference() is artifact
 
     def num_bytes(self) -> int:
         return sum(num_bytes for _, _, num_bytes in self._runs.values())

@@ -71,11 +71,12 @@ class Verdict(Struct, frozen=True):
 
         A wrong number makes no wrong image: steps that are left are part of decoding.
         """
-        if asked is None:
-            return self.default_num_steps or 50
         if len(self.steps) < 2:
-            return asked
+            return asked or self.default_num_steps or 50
         (few, made_of_few), (many, made_of_many) = sorted(self.steps)[:: len(self.steps) - 1]
+        if asked is None:
+            always_as_many = many > few and made_of_many == made_of_few
+            return made_of_few if always_as_many else self.default_num_steps or 50
         slope = round((made_of_many - made_of_few) / (many - few)) if many > few else 1
         return max(1, made_of_few + slope * (asked - few))
 
@@ -91,6 +92,8 @@ def signature_of(request: Any) -> Signature:
     if any(fields.get(name) is not None for name in ("negative_prompt", "negative_prompt_embeds")):
         guidance = "negative"
     else:
-        scales = [scale for scale in (sampling.guidance_scale, sampling.true_cfg_scale) if scale is not None]
+        # vLLM-Omni fills in what the client has not said, and remembers that.
+        said = sampling.guidance_scale if sampling.guidance_scale_provided else None
+        scales = [scale for scale in (said, sampling.true_cfg_scale) if scale is not None]
         guidance = "default" if not scales else "scale" if max(scales) > 1 else "off"
     return Signature(any(value is not None for value in given.values()), guidance)

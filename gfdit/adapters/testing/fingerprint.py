@@ -41,7 +41,7 @@ def _walk(path: str, value: Any, above: list[int]) -> Iterator[tuple[str, str]]:
     elif isinstance(value, torch.nn.Module) or callable(value):
         yield path, getattr(value, "__qualname__", type(value).__qualname__)
     else:
-        yield path, type(value).__qualname__
+        yield path, "dict" if isinstance(value, dict) else type(value).__qualname__  # others travel as one
         for name, inner in _members(value):
             yield from _walk(f"{path}.{name}" if path else str(name), inner, [*above, id(value)])
 

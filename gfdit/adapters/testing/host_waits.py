@@ -18,7 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gfdit.adapters import scheduler_waits
+from gfdit.adapters.forward import waits as without_waits
+from gfdit.adapters.forward.coroutine import Coroutine
 
 DEVICE = torch.device("cpu", 0)
 """Stands in for a GPU."""
@@ -36,7 +37,7 @@ _TAKE_NUMBERS = frozenset({"arange", "linspace", "full", "tensor", "as_tensor", 
 _MAKE_OF_HOST_DATA = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor"})
 _OWN = str(Path(__file__).parents[2])
 # What stands between a call of torch and who makes it.
-_BETWEEN = (__file__, scheduler_waits.__file__)
+_BETWEEN = (__file__, without_waits.__file__)
 _OUR_COMM = f"{_OWN}/comm/"
 
 
@@ -134,7 +135,14 @@ def on_stand_in(executor: Any, waits: HostWaits) -> Iterator[HostWaits]:
     platform, pipeline = _platform(), executor.runner.pipeline
     named = [name for name, value in vars(pipeline).items() if isinstance(value, torch.device)]
     devices: Any = dict.fromkeys(["device", *named], DEVICE)
+    run = Coroutine._main
+
+    def watched(coroutine: Coroutine) -> None:  # modes are of a thread
+        with waits:
+            run(coroutine)
+
     with (
+        mock.patch.object(Coroutine, "_main", watched),
         mock.patch.object(executor.adapter, "device", DEVICE),
         mock.patch.multiple(pipeline, create=True, **devices),
         mock.patch.object(platform, "synchronize", synchronize),

@@ -22,6 +22,8 @@ from gfdit.core.layouts import ParallelSpec
 from gfdit.core.tasks import TaskKind, artifact_kind
 
 _SERVICES = "gfdit.adapters.testing.services"
+# Several requests of each signature, on a machine that does something else as well.
+_SELF_TEST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Batched:
 class AdapterKit:
     """``num_ranks`` worker processes on a CPU with the model at ``model_dir``, and stock ones on demand.
 
-    ``adapter`` is ``module:Class`` instead of the pipeline's own; ``od_config`` are further fields of
+    ``adapter`` is ``module:Class`` instead of gfdit's; ``od_config`` are further fields of
     ``OmniDiffusionConfig``, for gfdit and stock alike. With ``ring`` any sequence-parallel degree works, as with
     the setting of that name. ``fork_server`` may be shared among kits.
     A failure in a process is a :class:`ChildError` with its traceback; the kit can be used on after it.
@@ -228,7 +230,7 @@ class AdapterKit:
             pairs = self._engine.call("self_test_pairs", size)
         else:
             pairs = [self._engine.call("pair_like", request)]
-        verdicts = self._ranks[0].call("self_test", pairs)
+        verdicts = self._ranks[0].call("self_test", pairs, timeout_s=_SELF_TEST_S)
         self._engine.call("use_verdicts", verdicts)
         for child in self._ranks:
             child.call("apply", _use_verdicts, (verdicts,))

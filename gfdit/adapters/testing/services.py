@@ -68,8 +68,8 @@ class EngineService:
 
     def self_test_pairs(self, size: int) -> list[Pair]:
         """What the engine tries when it starts."""
-        steps = family_of(self._od_config).trial_steps
-        return pairs_to_try(partial(DiffusionEngine._make_dummy_request, self), self._prepared, size, steps)
+        family = family_of(self._od_config)
+        return pairs_to_try(partial(DiffusionEngine._make_dummy_request, self), self._prepared, size, family)
 
     def pair_like(self, request: KitRequest) -> Pair:
         """Two of the signature of ``request``: it, and one of another seed and number of steps."""
@@ -95,7 +95,7 @@ class EngineService:
     def prepare(self, request: KitRequest, request_id: str, adapter: str | None, loaded: Loaded) -> Prepared:
         omni_request = self._prepared(request.to_omni(request_id))
         half = make_adapter(self._od_config, self._num_ranks, adapter, ring=self._ring)
-        if isinstance(half, ForwardAdapter):
+        if isinstance(half, ForwardAdapter) and self._verdicts is not None:
             half.verdicts = self._verdicts
         trajectory = half.convert(omni_request, None if loaded.sequence_parallel else 1)
         decode = decode_candidates(loaded.tiling, trajectory.shape, self._num_ranks)

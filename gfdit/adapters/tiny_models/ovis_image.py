@@ -1,7 +1,7 @@
 """Ovis-Image: text encoder Qwen3, an image VAE, two-stream and single-stream blocks.
 
 vLLM-Omni's pipeline class does not read the transformer's dimensions: gfdit loads this checkpoint with a class of
-its own (`gfdit.adapters.own_dimensions`), the stock server cannot load it.
+its own (`gfdit.adapters.tiny_models.own_dimensions`), the stock server cannot load it.
 """
 
 import json

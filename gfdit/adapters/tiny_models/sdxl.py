@@ -1,7 +1,7 @@
 """Stable Diffusion XL: text encoders CLIP (two), an image VAE, a UNet with attention at its two lower levels.
 
 vLLM-Omni's UNet has its widths in its code: gfdit loads this checkpoint with other ones
-(`gfdit.adapters.own_dimensions`), the stock server cannot load it.
+(`gfdit.adapters.tiny_models.own_dimensions`), the stock server cannot load it.
 """
 
 import json

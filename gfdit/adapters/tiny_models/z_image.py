@@ -1,7 +1,7 @@
 """Z-Image: text encoder Qwen3, an image VAE, a single stream of image and caption tokens.
 
 vLLM-Omni's pipeline class does not read the transformer's dimensions: gfdit loads this checkpoint with a class of
-its own (`gfdit.adapters.own_dimensions`), the stock server cannot load it.
+its own (`gfdit.adapters.tiny_models.own_dimensions`), the stock server cannot load it.
 """
 
 import json

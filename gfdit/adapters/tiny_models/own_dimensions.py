@@ -48,7 +48,7 @@ _TRANSFORMERS = {
     "StableDiffusionXLPipeline": _Transformer(
         "SDXLUNet2DConditionModel",
         ("block_out_channels", "transformer_layers_per_block", "attention_head_dim", "cross_attention_dim"),
-        "gfdit.adapters.sdxl_unet:scaled_unet",
+        "gfdit.adapters.tiny_models.sdxl_unet:scaled_unet",
     ),
     "ZImagePipeline": _Transformer(
         "ZImageTransformer2DModel",

@@ -1,18 +1,16 @@
-"""Drives any pipeline that implements vLLM-Omni's step execution.
+"""An adapter written by hand: it drives any pipeline that implements vLLM-Omni's step execution.
 
-``prepare_encode`` makes conditioning and initial latents in one go, so the trajectory has no prepare task.
-Families that can separate them, or that know more about their parallelism, refine this adapter.
+What adapters with errors are made of, and what a stock ``forward`` is compared with. ``prepare_encode`` makes
+conditioning and initial latents in one go, so the trajectory has no prepare task.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.input_batch import InputBatch
 from vllm_omni.diffusion.worker.utils import (
     StepRequestState,
@@ -22,13 +20,12 @@ from vllm_omni.diffusion.worker.utils import (
     merge_stage_durations,
 )
 
-from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
+from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import log_split
-from gfdit.adapters.limits import Limits
-from gfdit.adapters.sequence_plan import SequencePlan
-from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.tasks import Shape, TaskKind, trajectory
-from gfdit.migration.codec import Artifact, ArtifactCodec, FieldCodec
+from gfdit.adapters.engine_half import EngineHalf
+from gfdit.core.layouts import ExecutionLayout
+from gfdit.core.tasks import TaskKind
+from gfdit.migration.codec import Artifact
 
 # Fields of vLLM-Omni's StepRequestState that are written once, by encoding, and only read afterwards.
 CONDITIONING_FIELDS = frozenset(
@@ -47,76 +44,8 @@ CONDITIONING_FIELDS = frozenset(
 _STATE_FIELDS = tuple(field.name for field in dataclasses.fields(StepRequestState))
 
 
-class StepExecutionAdapter:
-    """Generic adapter; see :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
-
-    #: Whether encoding and the making of initial latents are tasks of their own.
-    separate_prepare = False
-    #: Whether steps of several requests may share a forward pass.
-    batches: ClassVar[bool] = True
-    #: The pipeline's own default.
-    default_num_steps: ClassVar[int] = 50
-    sequence_plan: SequencePlan | None = None
-    #: Whether a pass of the transformer does the same at every step, but for the tensors it is given.
-    captures_steps: ClassVar[bool] = False
-    ring = False
-    limits: Limits | None = None
-
-    def __init__(self, od_config: OmniDiffusionConfig, num_ranks: int) -> None:
-        self.od_config = od_config
-        self.num_ranks = num_ranks
-        self.pipeline: Any = None
-        self.device = torch.device("cpu")
-        # Nothing is split between steps: vLLM-Omni splits tokens inside the transformer only and gathers its
-        # output, and the scheduler steps on whole latents on every rank.
-        self._codec = FieldCodec()
-
-    # Engine half
-
-    def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
-        shape = self.shape(request)
-        num_steps = self.num_steps(request)
-        cfg = self.uses_cfg(request)
-        if num_steps < 1:
-            raise ValueError(f"num_inference_steps must be at least 1, got {num_steps}")
-        if isinstance(request.sampling_params.generator, list):
-            raise ValueError("generator must be one for all outputs of a request, not a list")
-        if self.limits is not None:  # before there is a task for every step
-            self.limits.check(shape, num_steps, request.sampling_params)
-        candidates = self.parallel_candidates(shape, cfg, max_sp)
-        graph = trajectory(request.request_id, num_steps, candidates, prepare=self.separate_prepare)
-        return Trajectory(shape, num_steps, cfg, graph)
-
-    def shape(self, request: OmniDiffusionRequest) -> Shape:
-        sampling = request.sampling_params
-        return Shape(sampling.height or 1024, sampling.width or 1024, sampling.num_frames or 1)
-
-    def num_steps(self, request: OmniDiffusionRequest) -> int:
-        sampling = request.sampling_params
-        if sampling.sigmas is not None:
-            return len(sampling.sigmas)
-        return sampling.num_inference_steps or self.default_num_steps
-
-    def uses_cfg(self, request: OmniDiffusionRequest) -> bool:
-        """Whether both guidance branches run; only a family knows, and False only forgoes CFG parallelism."""
-        return False
-
-    def parallel_candidates(self, shape: Shape, cfg: bool, max_sp: int | None) -> tuple[ParallelSpec, ...]:
-        """Every sequence-parallel degree that divides the attention heads, alone and with CFG parallelism.
-
-        With a ring that is every degree.
-        """
-        limit = min(self.num_ranks, max_sp or self.num_ranks)
-        degrees = [sp for sp in range(1, limit + 1) if self.ring or self.num_heads % sp == 0]
-        specs = [ParallelSpec(sp) for sp in degrees]
-        if cfg:
-            specs += [ParallelSpec(sp, 2) for sp in degrees if 2 * sp <= self.num_ranks]
-        return tuple(sorted(specs, key=lambda spec: (spec.size, spec.cfg)))
-
-    @property
-    def num_heads(self) -> int:
-        """Attention heads of the transformer; 1, and so no sequence parallelism, where that is not known."""
-        return int(self.od_config.tf_model_config.get("num_attention_heads") or 1)
+class StepExecutionAdapter(EngineHalf):
+    """See :class:`gfdit.adapters.base.ModelAdapter` for the contract."""
 
     # Worker half
 
@@ -125,9 +54,6 @@ class StepExecutionAdapter:
             raise ValueError(f"{type(pipeline).__name__} does not implement vLLM-Omni's step execution")
         self.pipeline = pipeline
         self.device = device
-
-    def codec(self, artifact: str) -> ArtifactCodec:
-        return self._codec
 
     def sampling_params(self, call: TaskCall) -> Any:
         return call.request.sampling_params if call.request else call.inputs[0]["sampling"]
@@ -141,7 +67,6 @@ class StepExecutionAdapter:
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
         run = {
             TaskKind.ENCODE: self.encode,
-            TaskKind.PREPARE: self.prepare,
             TaskKind.DECODE: self.decode,
         }
         if calls[0].task.kind is TaskKind.DENOISE:
@@ -155,9 +80,6 @@ class StepExecutionAdapter:
         self.pipeline.prepare_encode(state)
         merge_stage_durations(state, consume_pipeline_stage_durations(self.pipeline))
         return TaskOutput(split_state(state))
-
-    def prepare(self, call: TaskCall) -> TaskOutput:
-        raise NotImplementedError("a trajectory of this adapter has no prepare task")
 
     def denoise(self, calls: list[TaskCall]) -> list[TaskOutput]:
         """One step of each request, in one forward pass if vLLM-Omni can make a batch of them."""
@@ -209,12 +131,6 @@ class StepExecutionAdapter:
             prepared_layout=request.prepared_layout,
             external_req_id=getattr(request, "external_req_id", None),
         )
-
-    def new_generator(self, sampling: Any) -> torch.Generator | None:
-        """The generator a request starts with: its own, or one from its seed."""
-        if sampling.generator is not None or sampling.seed is None:
-            return sampling.generator
-        return torch.Generator(device=sampling.generator_device or self.device).manual_seed(sampling.seed)
 
     def resume(self, call: TaskCall) -> StepRequestState:
         """The state a task goes on from, put together from its input artifacts."""
