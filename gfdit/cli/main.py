@@ -37,6 +37,9 @@ COMMANDS = {
         "gfdit.cli.profile", "measure a model's task times on a real server", takes_passthrough=True
     ),
     "models": Command("gfdit.cli.models", "list the pipelines of vLLM-Omni and how gfdit schedules each"),
+    "workflows": Command(
+        "gfdit.cli.workflows", "list the workflows in a file: nodes, components, bytes; draw them"
+    ),
     "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
     "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
 }

@@ -126,7 +126,7 @@ class LookUp(_Cached):
         self.add_input("embeds", Embeddings)
         self.add_output("latents", Latents)
 
-    def execute(self, components: Any, call: Call, embeds: Any, **inputs: Any) -> Mapping[str, Any]:  # type: ignore[override]
+    def execute(self, components: Any, call: Call, embeds: Any, **inputs: Any) -> Mapping[str, Any]:
         cache, noise = components
         latents = self.noise.execute(noise, call, **inputs)["latents"]
         tensor = cache.find(key_of(latents, self.skip), vector_of(embeds))
@@ -147,7 +147,7 @@ class PutIn(_Cached):
         self.add_input("embeds", Embeddings)
         self.add_output("kept", Condition)
 
-    def execute(self, components: Any, call: Call, latents: Any, embeds: Any) -> Mapping[str, Any]:  # type: ignore[override]
+    def execute(self, components: Any, call: Call, latents: Any, embeds: Any) -> Mapping[str, Any]:
         tensor = latents["latents"]
         components[0].put(key_of(latents, latents["step_index"]), vector_of(embeds), tensor, int(tensor.nbytes))
         return {"kept": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_both_go_to_the_cache_of_the_workflow() -> None:
     assert isinstance(node.model, LookUp)
 
 
-def _named(name: str):  # type: ignore[no-untyped-def]
+def _named(name: str) -> Callable[[int], Workflow]:
     return lambda steps: image(ApproximateCache(2), name=name, steps=steps)
 
 

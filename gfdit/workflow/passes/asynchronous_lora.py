@@ -40,7 +40,7 @@ class ReadPatches(Model):
 
 @dataclass(frozen=True)
 class AsynchronousLora:
-    """For every model with LoRAs one more call at the start. A LoRA is active from the step after it has been read.
+    """For every model with LoRAs a call at the start. A LoRA is active from the step after it has been read.
 
     All ranks of a step decide that together, in the executor; with ``Patch.step`` it is that step.
     """
