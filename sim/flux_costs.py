@@ -61,10 +61,10 @@ def flux_h100() -> CostTable:
 def step_s(side: int, sp: int, batch: int) -> float:
     """Seconds of one step of ``batch`` images of ``side`` x ``side`` pixels on ``sp`` ranks."""
     work_s = batch * TFLOP_PER_IMAGE[side] / STEPS_PER_IMAGE / TFLOP_PER_S
-    return FIXED_S + work_s / sp + _communication_s(side, sp, batch)
+    return FIXED_S + work_s / sp + communication_s(side, sp, batch)
 
 
-def _communication_s(side: int, sp: int, batch: int) -> float:
+def communication_s(side: int, sp: int, batch: int) -> float:
     if sp == 1:
         return 0.0
     tokens = batch * (_image_tokens(side) + TEXT_TOKENS)

@@ -13,7 +13,6 @@ import PIL.Image
 from gfdit.adapters.base import Trajectory
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import RequestOptions
-from gfdit.adapters.prompts import negative_text, positive_text
 from gfdit.core.tasks import Shape
 from gfdit.workflow.compiling import CompiledWorkflow, Workflows, load_workflows
 from gfdit.workflow.model import Image
@@ -65,11 +64,11 @@ class WorkflowAdapter:
         return Trajectory(shape, compiled.num_steps, False, graph, compiled.name, pickle.dumps(values))
 
     def _values(self, request: Any, compiled: CompiledWorkflow, options: RequestOptions) -> dict[str, Any]:
-        sampling = request.sampling_params
+        sampling, text = request.sampling_params, request.prompt
         known = compiled.workflow.inputs
         of_api = {
-            "prompt": positive_text(request.prompt),
-            "negative_prompt": negative_text(request.prompt),
+            "prompt": text if isinstance(text, str) else text.get("prompt") or "",
+            "negative_prompt": None if isinstance(text, str) else text.get("negative_prompt"),
             "seed": sampling.seed,
             "height": sampling.height,
             "width": sampling.width,

@@ -38,6 +38,9 @@ COMMANDS = {
     ),
     "models": Command("gfdit.cli.models", "list the pipelines of vLLM-Omni and how gfdit schedules each"),
     "compatibility": Command("gfdit.cli.compatibility", "check what gfdit uses of vLLM-Omni against a release"),
+    "workflows": Command(
+        "gfdit.cli.workflows", "list the workflows in a file: nodes, components, bytes; draw them"
+    ),
     "policies": Command("gfdit.cli.policies", "list the scheduling policies and their arguments"),
     "bench": Command("gfdit.cli.bench", "measure serving, collectives, control plane or migration"),
 }

@@ -216,7 +216,8 @@ class WorkflowExecutor(OmniExecutor):
         self.host.read_patches(model)
         waiting = [patch for patch in model.patches if patch.step is None and patch.source not in known]
         if waiting:
-            ready = torch.tensor([float(self.host.patches_read(model))], device=self.comm.device)
+            read = self.host.patches_read(model)
+            ready = torch.tensor([float(all(patch in read for patch in waiting))], device=self.comm.device)
             if len(call.layout.ranks) > 1:
                 self.comm.all_reduce(ready, self.comm.group(call.layout.ranks))
             if float(ready) == len(call.layout.ranks):

@@ -13,24 +13,37 @@ from typing import Any
 from gfdit.core.components import Component
 from gfdit.core.tasks import Task, TaskGraph, TaskKind
 from gfdit.workflow.model import Model
+from gfdit.workflow.passes import ApproximateCache, AsynchronousLora
 from gfdit.workflow.recording import Builder, Input, Node, Value, Workflow, WorkflowError
+from gfdit.workflow.rewriting import rewritten
 
 REQUEST_INPUTS = "inputs"
 """The artifact with what a request brings, for nodes that have others as well."""
+_CACHED = "+cached"
 
 
 @dataclass(eq=False)
 class CompiledWorkflow:
-    """A recorded workflow, ready to make the tasks of a request.
+    """A recorded workflow, rewritten by its passes and ready to make the tasks of a request.
+
+    If one of them is :class:`~gfdit.workflow.passes.ApproximateCache`, there is also the ``cached`` one, which
+    fails with :class:`~gfdit.workflow.caching.CacheMiss` where nothing similar is there.
 
     Tasks are named after nodes, artifacts ``<node's model>.<output>/<step>``. A task without inputs gets what the
     request brings itself; the first of these hands it on to nodes that need it later.
     """
 
     workflow: Workflow
+    cached: bool = False
     nodes: dict[str, Node] = field(init=False)
+    num_steps: int = field(init=False)
+    """Of the schedule, also where a cache saves some of them."""
 
     def __post_init__(self) -> None:
+        if self.cached and not self.has_cache:
+            raise ValueError(f"workflow {self.name} has no cache")
+        self.num_steps = sum(node.model.kind is TaskKind.DENOISE for node in self.workflow.nodes)
+        self.workflow = rewritten(self.workflow, (*self.workflow.passes, *self._own_passes()), cached=self.cached)
         self.nodes = {node.name: node for node in self.workflow.nodes}
         self._artifacts: dict[tuple[str, str], str] = {}  # by node and output
         for node in self.workflow.nodes:
@@ -39,7 +52,8 @@ class CompiledWorkflow:
                 self._artifacts[node.name, name] = f"{base}.{name}/{step or 0}"
         self._relays = any(not self._is_root(node) and node.request_inputs for node in self.workflow.nodes)
         # Recorded in order, so that nothing is read before it is made.
-        self._first_root = next(node for node in self.workflow.nodes if self._is_root(node))
+        roots = [node for node in self.workflow.nodes if self._is_root(node)]
+        self._first_root = next((node for node in roots if node.request_inputs), roots[0])
 
     @property
     def name(self) -> str:
@@ -51,8 +65,16 @@ class CompiledWorkflow:
         return list({id(node.model): node.model for node in self.workflow.nodes}.values())
 
     @property
-    def num_steps(self) -> int:
-        return sum(node.model.kind is TaskKind.DENOISE for node in self.workflow.nodes)
+    def has_cache(self) -> bool:
+        return any(isinstance(one, ApproximateCache) for one in self.workflow.passes)
+
+    @property
+    def key(self) -> str:
+        """By which :meth:`Workflows.node` finds it."""
+        return f"{self.name}:{self.workflow.steps}{_CACHED if self.cached else ''}"
+
+    def _own_passes(self) -> list[AsynchronousLora]:
+        return [AsynchronousLora()] if any(node.model.patches for node in self.workflow.nodes) else []
 
     def artifact(self, value: Value) -> str:
         """Without the request's name."""
@@ -81,6 +103,9 @@ class CompiledWorkflow:
         tasks = []
         for node in self.workflow.nodes:
             model = node.model
+            specs = model.candidates(num_ranks, guided)
+            if node.allowed is not None:
+                specs = tuple([spec for spec in specs if node.allowed(spec)])
             tasks.append(
                 Task(
                     f"{request_id}/{node.name}",
@@ -89,15 +114,24 @@ class CompiledWorkflow:
                     node.step or 0,
                     named(self.inputs(node)),
                     named(self.outputs(node)),
-                    model.candidates(num_ranks, guided),
+                    specs,
                     named(dict.fromkeys(self.artifact(value) for value in node.values(deferred=True))),
                     model.component,
-                    f"{self.name}:{self.workflow.steps}/{node.name}",
+                    f"{self.key}/{node.name}",
                 )
             )
         graph = TaskGraph(request_id, tuple(tasks))
         graph.check()
         return graph
+
+    def guided(self, given: Mapping[str, Any]) -> bool:
+        """Whether steps compute both branches of guidance, by what :meth:`given` returned."""
+
+        def plain(node: Node) -> dict[str, Any]:
+            bound = {k: given[v.name] if isinstance(v, Input) else v for k, v in node.bindings.items()}
+            return {k: v for k, v in bound.items() if not isinstance(v, (Value, list))}
+
+        return any(n.model.guided(plain(n)) for n in self.workflow.nodes if n.model.kind is TaskKind.DENOISE)
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a request brings, with defaults. Raises ``ValueError`` naming the input and what is allowed."""
@@ -125,7 +159,7 @@ class Workflows:
     def __init__(self, builders: Iterable[Builder]) -> None:
         """Raises ``WorkflowError`` for two of one name."""
         self._builders: dict[str, Builder] = {}
-        self._compiled: dict[tuple[str, int], CompiledWorkflow] = {}
+        self._compiled: dict[tuple[str, int, bool], CompiledWorkflow] = {}
         for builder in builders:
             if builder.name in self._builders:
                 raise WorkflowError(f"there are two workflows {builder.name}", builder.build(builder.steps).place)
@@ -137,20 +171,20 @@ class Workflows:
     def names(self) -> tuple[str, ...]:
         return tuple(self._builders)
 
-    def get(self, name: str, steps: int | None = None) -> CompiledWorkflow:
-        """Raises ``ValueError`` for a name that there is not."""
+    def get(self, name: str, steps: int | None = None, *, cached: bool = False) -> CompiledWorkflow:
+        """Raises ``ValueError`` for a name that there is not, and for a number of steps that it cannot have."""
         if (builder := self._builders.get(name)) is None:
             raise ValueError(f"there is no workflow {name!r}, workflows: {', '.join(self._builders)}")
-        key = name, builder.steps if steps is None else steps
+        key = name, builder.steps if steps is None else steps, cached
         if key not in self._compiled:
-            self._compiled[key] = CompiledWorkflow(builder.build(key[1]))
+            self._compiled[key] = CompiledWorkflow(builder.build(key[1]), cached)
         return self._compiled[key]
 
     def node(self, name: str) -> tuple[CompiledWorkflow, Node]:
         """The node of a task, by its ``node``."""
         of, _, node = name.partition("/")
         workflow, _, steps = of.rpartition(":")
-        compiled = self.get(workflow, int(steps))
+        compiled = self.get(workflow, int(steps.removesuffix(_CACHED)), cached=steps.endswith(_CACHED))
         return compiled, compiled.nodes[node]
 
     @property
@@ -159,7 +193,7 @@ class Workflows:
         found: dict[str, Model] = {}
         for name in self._builders:
             for model in self.get(name).models:
-                found.setdefault(model.component, model)
+                found.setdefault(model.component, model.loader)
         return found
 
     def users(self, component: str) -> list[str]:
@@ -169,13 +203,16 @@ class Workflows:
     def components(
         self, num_bytes: Mapping[str, int], load_s: Mapping[str, float] | None = None
     ) -> list[Component]:
-        """Raises ``ValueError`` where two workflows want the same component on different ranks."""
+        """By default with the bytes that are on disk.
+
+        Raises ``ValueError`` where two workflows want the same component on different ranks.
+        """
         table: dict[str, Component] = {}
         for name in self._builders:
             for model in self.get(name).models:
                 one = Component(
                     model.component,
-                    num_bytes.get(model.component, 0),
+                    num_bytes.get(model.component) or model.loader.stored_bytes() or 0,
                     (load_s or {}).get(model.component, 0.0),
                     model.pinned,
                     model.ranks,

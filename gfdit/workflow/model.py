@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
@@ -96,6 +97,8 @@ class Model:
 
     #: What a call of it is to the scheduler.
     kind: ClassVar[TaskKind]
+    #: Folders of its weights in ``source``.
+    folders: ClassVar[tuple[str, ...]] = ("",)
 
     def __init__(
         self,
@@ -124,6 +127,16 @@ class Model:
         """The weights' identity."""
         return f"{type(self).__name__}:{self.source}:{self.dtype}"
 
+    @property
+    def loader(self) -> Model:
+        """Whose ``load`` makes the component."""
+        return self
+
+    def stored_bytes(self) -> int | None:
+        """Of the weights on disk; None if none are there."""
+        paths = [path for folder in self.folders for path in (Path(self.source) / folder).glob("*.safetensors")]
+        return sum(path.stat().st_size for path in paths) if paths and self.source else None
+
     # What a subclass declares
 
     def setup_io(self) -> None:
@@ -142,6 +155,10 @@ class Model:
         """At which specifications a call may run, on at most ``num_ranks``, the narrowest first."""
         return (SINGLE,)
 
+    def guided(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether a call computes both branches of guidance, by those of its inputs that no other model makes."""
+        return False
+
     # What runs in workers
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
@@ -158,6 +175,9 @@ class Model:
         Inputs must not be changed in place: the call may be repeated.
         """
         raise NotImplementedError
+
+    def read_patches(self, components: Any) -> None:
+        """Begin to read the weights of all :attr:`patches`; does not wait."""
 
     # What a workflow's author says
 

@@ -11,7 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gfdit.core.layouts import ParallelSpec
     from gfdit.workflow.model import Model, Port
+    from gfdit.workflow.rewriting import Pass
 
 _current: ContextVar[Workflow | None] = ContextVar("workflow", default=None)
 DEFAULT_STEPS = 28
@@ -54,7 +56,10 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A call of ``model``. ``bindings`` are values by input, lists of them for one of ``many``, or constants."""
+    """A call of ``model``. ``bindings`` are values by input, lists of them for one of ``many``, or constants.
+
+    With ``allowed`` it runs at those of the model's specifications that this accepts.
+    """
 
     workflow: Workflow
     name: str
@@ -62,6 +67,7 @@ class Node:
     step: int | None
     bindings: Mapping[str, Any]
     place: str
+    allowed: Callable[[ParallelSpec], bool] | None = None
 
     def values(self, *, deferred: bool) -> list[Value]:
         """What other nodes make of its inputs, of either kind."""
@@ -80,10 +86,14 @@ class Node:
 
 @dataclass(eq=False)
 class Workflow:
-    """Records the calls of models in its ``with`` block. ``steps`` of the denoising loop, for those who ask."""
+    """Records the calls of models in its ``with`` block. ``steps`` of the denoising loop, for those who ask.
+
+    ``passes`` rewrite what was recorded when it is compiled, in this order.
+    """
 
     name: str
     steps: int = DEFAULT_STEPS
+    passes: tuple[Pass, ...] = ()
     inputs: dict[str, Input] = field(default_factory=dict, init=False)
     nodes: list[Node] = field(default_factory=list, init=False)
     output: Value | None = field(default=None, init=False)

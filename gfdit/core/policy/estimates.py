@@ -144,7 +144,7 @@ def _of_one_task(request: RequestView, view: SchedulerView) -> ServiceTimes:
     )
     tasks = {name: _task(request, name[1], (SINGLE,), name[0]) for name in names}
     times = {name: view.cost.task_s(task, ExecutionLayout((0,))) for name, task in tasks.items()}
-    other_s: dict[_Part, float] = dict(times) if request.parts is not None else {n[1]: s for n, s in times.items()}
+    other_s: dict[_Part, float] = {name if request.parts is not None else name[1]: s for name, s in times.items()}
     return ServiceTimes(step_s={SINGLE: 0.0}, other_s=other_s, batch_s={})
 
 

@@ -128,7 +128,7 @@ def test_all_at_once_are_themselves_alone_also_when_a_worker_is_killed(server: S
         os.kill(workers[0].pid, signal.SIGKILL)
         for key, future in asked.items():
             assert np.array_equal(future.result(), alone[key]), key
-    wait_until(lambda: httpx.get(f"{server.base_url}/health").status_code == 200)
+    wait_until(lambda: httpx.get(f"{server.base_url}/health").status_code == 200, "the server is healthy again")
 
 
 def _is_worker(process: psutil.Process) -> bool:
