@@ -123,7 +123,11 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     "has no sequence parallelism"
                 )
             self._tiling: Tiling | None = described["tiling"]
-            if isinstance(self.adapter, ForwardAdapter) and self.workflows is None and self.adapter.verdicts is None:
+            if (
+                isinstance(self.adapter, ForwardAdapter)
+                and self.workflows is None
+                and self.adapter.verdicts is None
+            ):
                 self._learn_cuts(self.adapter)
             if self.workflows is None and (requests := self._warm_up_requests()):
                 limit_s = self.settings.warmup_limit_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gfdit.core import (
@@ -28,7 +30,7 @@ class Driver:
     But for copies of the artifacts in ``slow``: the last one of each is in ``copies``.
     """
 
-    def __init__(self, policy: int | Policy, **options: int) -> None:
+    def __init__(self, policy: int | Policy, **options: Any) -> None:
         """``policy``: ``fcfs`` with groups of so many, or another one."""
         self.slow: tuple[str, ...] = ()
         self.latents = UNKNOWN
