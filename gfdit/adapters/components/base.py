@@ -207,7 +207,7 @@ class BaseTransformer(Part):
         residuals: Any = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        from gfdit.adapters.scheduler_waits import WithoutWaits
+        from gfdit.adapters.forward.waits import WithoutWaits
 
         step, pipeline = latents["step_index"], components.pipeline
         if step != call.step_index:
