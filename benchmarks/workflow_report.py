@@ -12,27 +12,20 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from gfdit.core import Policy
+from gfdit.core import Policy, Request, Task, TaskGraph, TaskKind
+from gfdit.core.components import Component
+from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.core.policy.admission import with_admission
 from gfdit.policies.lego import Lego
 from gfdit.policies.triage import Triage
 from gfdit.sim.simulator import SimulationOptions, SimulationRun, Simulator
-from gfdit.sim.workflow_pools import (
-    GIB,
-    SETTINGS,
-    capacity_per_s,
-    components_of,
-    cost_table,
-    graph,
-    monolithic_graph,
-    pipelines_of,
-    trace,
-    workflows_of,
-)
+from gfdit.sim.workflow_costs import GIB, LOAD_BYTES_PER_S, SHAPE
+from gfdit.sim.workflow_mixes import SETTINGS, WorkflowMix, paper_setting
 
 RANK_BYTES = 72 * GIB
 SYSTEMS = ("lego", "triage", "static", "swap")
@@ -43,23 +36,61 @@ def simulate(
     system: str, setting: str, num_ranks: int, load: float, seed: int, num_requests: int, **options: Any
 ) -> SimulationRun:
     """``load`` is a share of the capacity of all ranks; ``admission`` False turns it off."""
-    workflows = workflows_of(setting)
+    mix = paper_setting(setting)
     admission = options.pop("admission", True)
-    lines = trace(setting, load * capacity_per_s(setting, num_ranks), num_requests, seed, **options)
+    lines = mix.trace(num_requests, load=load, num_ranks=num_ranks, seed=seed, **options)
     pool = system in ("lego", "triage")
     policy: Policy = Triage() if system == "triage" else Lego(batching=pool, adaptive=pool)
     if admission:
         policy = with_admission(policy, "deadline")
-    components = components_of(workflows)
-    if not pool:
-        components = pipelines_of(workflows, num_ranks if system == "static" else None)
+    components = mix.components if pool else pipelines_of(mix, num_ranks if system == "static" else None)
     run = SimulationOptions(
-        num_ranks, dispatch_latency_s=2e-4, components=components, component_bytes=RANK_BYTES if pool else None
+        num_ranks,
+        dispatch_latency_s=2e-4,
+        components=components,
+        component_bytes=None if system == "static" else RANK_BYTES,
     )
-    if system == "swap":
-        run = SimulationOptions(num_ranks, 2e-4, components=components, component_bytes=RANK_BYTES)
-    build = graph if pool else monolithic_graph
-    return Simulator(policy, cost_table(workflows), lines, run, build).run()
+    build = mix.graphs(num_ranks) if pool else monolithic_graph
+    costs = mix.costs if pool else whole_costs(mix)
+    return Simulator(policy, costs, lines, run, build).run()
+
+
+def monolithic_graph(request: Request) -> TaskGraph:
+    """All of a request as one task of a pipeline that is loaded as a whole."""
+    task = Task(f"{request.id}/all", request.id, TaskKind.REQUEST, 0, (), (), component=request.model)
+    return TaskGraph(request.id, (task,))
+
+
+def whole_costs(mix: WorkflowMix) -> CostTable:
+    """Of each workflow as one task, one part after the other on one rank."""
+    size = SHAPE.height, SHAPE.width, 1
+    entries = [
+        CostEntry(name, TaskKind.REQUEST, *size, variant.base.guided, 1, 1, 1, mix.alone_s(name))
+        for name, variant in mix.variants.items()
+    ]
+    return replace(mix.costs, entries=tuple(entries), artifacts=())
+
+
+def pipelines_of(mix: WorkflowMix, num_ranks: int | None = None) -> tuple[Component, ...]:
+    """Whole pipelines as components that share nothing.
+
+    With ``num_ranks`` each is bound to ranks of its own, as many as its share of the work asks for, and at least
+    one; where there are fewer ranks than workflows some have the same rank.
+    """
+    made = []
+    sizes = {one.name: one.num_bytes for one in mix.components}
+    work = [mix.alone_s(name) * share for name, share in zip(mix.variants, mix.shares, strict=True)]
+    first = 0.0
+    for name, own in zip(mix.variants, work, strict=True):
+        num_bytes = sum(sizes[component] for component in {m.component for m in mix.compiled(name).models})
+        ranks = None
+        if num_ranks is not None:
+            last = first + own / sum(work) * num_ranks
+            low = min(round(first), num_ranks - 1)
+            ranks = tuple(range(low, max(low + 1, round(last))))
+            first = last
+        made.append(Component(name, num_bytes, num_bytes / LOAD_BYTES_PER_S, num_ranks is not None, ranks))
+    return tuple(made)
 
 
 def attainment(run: SimulationRun) -> float:
@@ -130,9 +161,8 @@ def summarize(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     memory = {}
     for setting in SETTINGS:
-        workflows = workflows_of(setting)
-        shared = sum(one.num_bytes for one in components_of(workflows))
-        memory[setting] = shared / sum(one.num_bytes for one in pipelines_of(workflows))
+        mix = paper_setting(setting)
+        memory[setting] = sum(one.num_bytes for one in mix.components) / mix.num_bytes_apart()
     return {"sustained_load": sustained, "memory_of_separate_pipelines": memory, "rows": rows}
 
 
