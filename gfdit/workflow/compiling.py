@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gfdit.core.components import Component
@@ -243,12 +243,11 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
     name = f"gfdit_workflow_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, f"{path} is a Python file"
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path.resolve())
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # places are told with this path
     except WorkflowError:
         raise
     except SyntaxError as error:

@@ -34,7 +34,7 @@ def place_of_author() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Input:
     """What a request brings. ``default`` unless it is required."""
 
@@ -45,16 +45,22 @@ class Input:
     default: Any
     place: str
 
+    def __repr__(self) -> str:
+        return f"the input {self.name}"
 
-@dataclass(frozen=True, eq=False, slots=True)
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Value:
     """An output of a node."""
 
     node: Node
     port: Port
 
+    def __repr__(self) -> str:
+        return f"{self.port.name} of {self.node.name}"
 
-@dataclass(eq=False, slots=True)
+
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """A call of ``model``. ``bindings`` are values by input, lists of them for one of ``many``, or constants.
 
@@ -68,6 +74,9 @@ class Node:
     bindings: Mapping[str, Any]
     place: str
     allowed: Callable[[ParallelSpec], bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name} of workflow {self.workflow.name}"
 
     def values(self, *, deferred: bool) -> list[Value]:
         """What other nodes make of its inputs, of either kind."""
@@ -84,7 +93,7 @@ class Node:
         return [value for bound in self.bindings.values() for value in _each(bound) if isinstance(value, Input)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Workflow:
     """Records the calls of models in its ``with`` block. ``steps`` of the denoising loop, for those who ask.
 
@@ -108,6 +117,9 @@ class Workflow:
             raise WorkflowError(f"a workflow's name has no '/', ':' or blank, got {self.name!r}")
         if self.steps < 1:
             raise WorkflowError(f"steps must be at least 1, got {self.steps}")
+
+    def __repr__(self) -> str:
+        return f"workflow {self.name}"
 
     def __enter__(self) -> Workflow:
         if _current.get() is not None:

@@ -189,6 +189,13 @@ def test_a_mistake_is_told_with_its_line(mistake: Callable[[Workflow], None], me
     assert int(line) in lines or message == "workflow wrong has no output"
 
 
+def test_everything_can_be_printed() -> None:
+    """Each step refers to the one before: printing all of that would take for ever."""
+    made = record(2, steps=40)
+    shown = [repr(made), repr(made.nodes[-1]), repr(made.output), repr(made.inputs["seed"])]
+    assert shown == ["workflow nets-2", "decode of workflow nets-2", "image of decode", "the input seed"]
+
+
 def test_values_do_not_go_from_workflow_to_workflow() -> None:
     with Workflow("one") as one:
         latents = Noise()(seed=1)
@@ -207,7 +214,7 @@ def test_a_model_is_called_in_a_workflow_only() -> None:
         pass
 
 
-def test_files_are_loaded(tmp_path: Path) -> None:
+def test_files_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = tmp_path / "good.py"
     good.write_text("from tests.workflow.models import two_nets, record\none = record(1)\n")
     assert load_workflows([good]).names == ("nets-2", "nets-1")
@@ -223,6 +230,10 @@ def test_files_are_loaded(tmp_path: Path) -> None:
             load_workflows([bad])
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
+    monkeypatch.chdir(tmp_path)
+    bad.write_text("x = 1 / 0\n")
+    with pytest.raises(ValueError, match=r"^bad\.py:1: ZeroDivisionError: division by zero$"):
+        load_workflows(["bad.py"])
     with pytest.raises(ValueError, match="there is no such file"):
         load_workflows([tmp_path / "none.py"])
     with pytest.raises(WorkflowError, match="there are two workflows nets-"):
