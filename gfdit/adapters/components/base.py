@@ -198,6 +198,10 @@ class BaseTransformer(Part):
     def num_bytes(self, components: LoadedTransformer) -> int:
         return super().num_bytes(components.pipeline)
 
+    def read_patches(self, components: LoadedTransformer) -> None:
+        for patch in self.patches:
+            components.loras.read(patch.source)
+
     def execute(
         self,
         components: LoadedTransformer,
