@@ -96,26 +96,19 @@ class TestExtension:
         setattr(GroupFreeUlysses, "pre_attention", original if rank is None else failing)  # noqa: B010
 
     def watch_pipeline(self) -> None:
-        """Count the requests in each denoising pass, and keep the latents that are decoded."""
+        """Count the requests, of one image each, in every pass of the transformer."""
         self._batches: list[int] = []
-        self._latents: dict[int, Any] = {}
-        pipeline = self.model_runner.pipeline  # type: ignore[attr-defined]
-        denoise_step, post_decode = pipeline.denoise_step, pipeline.post_decode
 
-        def watched_denoise_step(batch: Any, **kwargs: Any) -> Any:
-            self._batches.append(batch.num_reqs)
-            return denoise_step(batch, **kwargs)
+        def watch(module: Any, args: Any, kwargs: Any) -> None:
+            hidden_states = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self._batches.append(len(hidden_states))
 
-        def watched_post_decode(state: Any, **kwargs: Any) -> Any:
-            self._latents[state.sampling.seed] = state.latents.numpy().copy()
-            return post_decode(state, **kwargs)
+        transformer = self.model_runner.pipeline.transformer  # type: ignore[attr-defined]
+        transformer.register_forward_pre_hook(watch, with_kwargs=True)
 
-        pipeline.denoise_step, pipeline.post_decode = watched_denoise_step, watched_post_decode
-
-    def seen(self) -> tuple[list[int], dict[int, Any]]:
-        """(requests per denoising pass, decoded latents by seed) since the last call."""
-        seen = self._batches, self._latents
-        self._batches, self._latents = [], {}
+    def seen(self) -> list[int]:
+        """Requests per pass since the last call."""
+        seen, self._batches = self._batches, []
         return seen
 
     def prompt_cache(self) -> dict[str, int]:
