@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from multiprocessing import shared_memory
@@ -96,21 +97,27 @@ class TestExtension:
         setattr(GroupFreeUlysses, "pre_attention", original if rank is None else failing)  # noqa: B010
 
     def watch_pipeline(self) -> None:
-        """Count the requests in each denoising pass, and keep the latents that are decoded."""
+        """Count the requests in each pass of the transformer, and keep the latents that are decoded."""
         self._batches: list[int] = []
         self._latents: dict[int, Any] = {}
         pipeline = self.model_runner.pipeline  # type: ignore[attr-defined]
-        denoise_step, post_decode = pipeline.denoise_step, pipeline.post_decode
+        cls = type(pipeline)
+        forward, decode = cls.forward, cls._decode_latents
+        running = threading.local()
 
-        def watched_denoise_step(batch: Any, **kwargs: Any) -> Any:
-            self._batches.append(batch.num_reqs)
-            return denoise_step(batch, **kwargs)
+        def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            self._batches.append(len(kwargs["hidden_states"]))
 
-        def watched_post_decode(state: Any, **kwargs: Any) -> Any:
-            self._latents[state.sampling.seed] = state.latents.numpy().copy()
-            return post_decode(state, **kwargs)
+        def watched_forward(pipeline: Any, batch: Any, *args: Any) -> Any:
+            running.seed = batch.requests[0].sampling_params.seed
+            return forward(pipeline, batch, *args)
 
-        pipeline.denoise_step, pipeline.post_decode = watched_denoise_step, watched_post_decode
+        def watched_decode(pipeline: Any, latents: Any, *args: Any) -> Any:
+            self._latents[running.seed] = latents.numpy().copy()
+            return decode(pipeline, latents, *args)
+
+        pipeline.transformer.register_forward_pre_hook(count, with_kwargs=True)
+        cls.forward, cls._decode_latents = watched_forward, watched_decode
 
     def seen(self) -> tuple[list[int], dict[int, Any]]:
         """(requests per denoising pass, decoded latents by seed) since the last call."""
