@@ -173,7 +173,8 @@ class Run:
     @property
     def settings(self) -> list[dict[str, Any]]:
         """What the request has set on its pipeline and models, but for what counts steps, and tensors."""
-        return [{name: _setting(value) for name, value in own.items()} for own in self._attributes]
+        settings = [{name: _setting(value) for name, value in own.items()} for own in self._attributes]
+        return [{name: said for name, said in own.items() if said is not None} for own in settings]
 
     def caches(self) -> Share:
         """What step caches keep of this request."""
