@@ -60,8 +60,9 @@ class WorkflowAdapter:
         if self.limits is not None:
             self.limits.check(shape, compiled.num_steps, sampling)
         num_ranks = self.num_ranks if max_sp is None else min(max_sp, self.num_ranks)
-        graph = compiled.graph(request.request_id, num_ranks, guided=False)
-        return Trajectory(shape, compiled.num_steps, False, graph, compiled.name, pickle.dumps(values))
+        guided = compiled.guided(values)
+        graph = compiled.graph(request.request_id, num_ranks, guided)
+        return Trajectory(shape, compiled.num_steps, guided, graph, compiled.name, pickle.dumps(values))
 
     def _values(self, request: Any, compiled: CompiledWorkflow, options: RequestOptions) -> dict[str, Any]:
         sampling, text = request.sampling_params, request.prompt

@@ -85,9 +85,7 @@ class ComponentHost:
 
     def read_patches(self, model: Model) -> None:
         """Begin to read the LoRAs of ``model`` from disk; does not wait."""
-        loras = self.components(model).loras
-        for patch in model.patches:
-            loras.read(patch.source)
+        model.read_patches(self.components(model))
 
     def patches_read(self, model: Model) -> list[Patch]:
         """Those that could be used without a wait. Raises the ``ValueError`` of one that is no LoRA."""
