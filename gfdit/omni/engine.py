@@ -370,7 +370,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 with guarded(f"submitting {request_id!a}", partial(self._fail_request, request_id)):
                     self.executor.send(submission)
                     self._num_alive += 1
-                    self._after_miss |= {request_id: other for other in after_miss}
+                    self._after_miss.update((request_id, other) for other in after_miss)
 
     def _is_live(self, request_id: str) -> bool:
         state = self.scheduler.get_request_state(request_id)
