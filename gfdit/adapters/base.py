@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What the engine half says about a request; of a workflow also its name, and what first tasks get."""
+    """What the engine half says about a request; of a workflow also its name, and what first tasks get.
+
+    ``after_miss`` is the graph to run if the first one finds that a cache lacks what it needs.
+    """
 
     shape: Shape
     num_steps: int
@@ -34,6 +37,7 @@ class Trajectory:
     graph: TaskGraph
     workflow: str = ""
     payload: bytes = b""
+    after_miss: TaskGraph | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from gfdit.omni.warm_up import OUT_OF_MEMORY, WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
 from gfdit.runtime.guard import guarded, start_guarded
+from gfdit.workflow.caching import CACHE_MISS
 
 check_symbols()
 logger = init_logger(__name__)
@@ -101,7 +102,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _init_runtime_state(self) -> None:
         super()._init_runtime_state()
-        self._submissions: queue.Queue[msg.Submit] = queue.Queue()
+        self._submissions: queue.Queue[list[msg.Submit]] = queue.Queue()  # what follows is for after a miss
+        self._after_miss: dict[str, msg.Submit] = {}  # of requests that try a cache
         self._results: dict[str, DiffusionOutput] = {}
         self._completed: dict[str, float] = {}  # when that was said
         self._calls: dict[int, _RpcTask] = {}
@@ -231,18 +233,19 @@ class ElasticDiffusionEngine(DiffusionEngine):
         if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
             raise _too_many(f"{self.settings.max_requests} requests are alive already")
         try:
-            submission = self._convert(request, arrival_s)
+            submissions = self._convert(request, arrival_s)
         except ValueError as error:
             raise OmniClientError(str(error)) from error
-        num_bytes = len(submission.payload)
+        num_bytes = len(submissions[0].payload)
         self._check_payload(num_bytes)
         request_id = super()._add_prepared_request(request)
         self.scheduler.count_payload(request_id, num_bytes)
-        self._submissions.put(submission)
+        self._submissions.put(submissions)
         self.executor.wake()
         return request_id
 
-    def _convert(self, request: OmniDiffusionRequest, arrival_s: float) -> msg.Submit:
+    def _convert(self, request: OmniDiffusionRequest, arrival_s: float) -> list[msg.Submit]:
+        """What to submit, and, if that tries a cache, what to submit after a miss."""
         extra = request.sampling_params.extra_args
         options = RequestOptions.parse(extra.pop("gfdit", None) if extra else None)
         max_sp = options.max_sp if self._sequence_parallel else 1
@@ -255,10 +258,11 @@ class ElasticDiffusionEngine(DiffusionEngine):
         shape = trajectory.shape
         min_sp = max(self.settings.min_sp, options.min_sp or 1)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
-        graph = with_min_sp(trajectory.graph, min_sp)
+        tried = (trajectory.graph, trajectory.after_miss)
+        graphs = [with_min_sp(graph, min_sp) for graph in tried if graph is not None]
         if self.workflows is None:
             specs = decode_candidates(self._tiling, shape, num_decoders)
-            graph = with_candidates(graph, TaskKind.DECODE, specs)
+            graphs = [with_candidates(graph, TaskKind.DECODE, specs) for graph in graphs]
         deadline_s = None if options.deadline_ms is None else arrival_s + options.deadline_ms / 1000.0
         wire_request = Request(
             id=request.request_id,
@@ -271,7 +275,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
             priority=options.priority,
             slo_class=options.slo_class,
         )
-        return msg.Submit(wire_request, graph, trajectory.payload or pickle.dumps(request))
+        payload = trajectory.payload or pickle.dumps(request)
+        return [msg.Submit(wire_request, graph, payload) for graph in graphs]
 
     def _check_payload(self, num_bytes: int) -> None:
         """Prompt and input images are kept in three processes until the request ends."""
@@ -359,12 +364,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _send_submissions(self) -> None:
         while not self._scheduling_paused and not self._submissions.empty():
-            submission = self._submissions.get()
+            submission, *after_miss = self._submissions.get()
             request_id = submission.request.id
             if self._is_live(request_id):
                 with guarded(f"submitting {request_id!a}", partial(self._fail_request, request_id)):
                     self.executor.send(submission)
                     self._num_alive += 1
+                    self._after_miss.update((request_id, other) for other in after_miss)
 
     def _is_live(self, request_id: str) -> bool:
         state = self.scheduler.get_request_state(request_id)
@@ -403,6 +409,11 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self._num_alive -= 1
         request_id = message.request_id
         is_live = self._is_live(request_id)
+        after_miss = self._after_miss.pop(request_id, None)
+        missed = isinstance(message, cmd.FailRequest) and message.status_code == CACHE_MISS
+        if is_live and missed and after_miss is not None:
+            self._submissions.put([after_miss])
+            return
         if is_live and isinstance(message, cmd.CompleteRequest):
             self._completed[request_id] = time.monotonic()
             self._deliver_if_complete(request_id)

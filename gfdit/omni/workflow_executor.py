@@ -18,7 +18,7 @@ from vllm_omni.plugins import load_omni_general_plugins
 
 from gfdit.comm import GroupFreeComm
 from gfdit.core.layouts import ExecutionLayout
-from gfdit.core.tasks import Task
+from gfdit.core.tasks import Task, TaskKind
 from gfdit.migration.codec import Artifact, ArtifactCodec, FieldCodec
 from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.component_host import ComponentHost
@@ -29,6 +29,7 @@ from gfdit.omni.task_scope import TaskScope
 from gfdit.runtime.executor import Results, TaskError
 from gfdit.runtime.host_memory import FreedMemory
 from gfdit.runtime.streams import Streams
+from gfdit.workflow.caching import CACHE_MISS, CacheMiss
 from gfdit.workflow.compiling import REQUEST_INPUTS, CompiledWorkflow, load_workflows
 from gfdit.workflow.model import Model, Patch
 from gfdit.workflow.recording import Input, Node, Value
@@ -144,8 +145,10 @@ class WorkflowExecutor(OmniExecutor):
             active = self._active_patches(node.model, call, inputs)
             try:
                 outputs = dict(self.host.execute(node.model, call, inputs))
+            except CacheMiss as miss:
+                raise TaskError(str(miss), CACHE_MISS) from miss
             except ValueError as error:
-                if task.inputs:
+                if task.inputs and node.model.kind is not TaskKind.PREPARE:
                     raise
                 raise TaskError(str(error), 400) from error  # what the request brings is wrong
             if active and isinstance(latents := outputs.get("latents"), dict):

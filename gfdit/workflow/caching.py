@@ -25,6 +25,8 @@ Key = tuple[int, int, float]
 """Height, width, sigma."""
 DEFAULT_BYTES = 2**30
 DEFAULT_SIMILARITY = 0.9
+CACHE_MISS = 424
+"""By this status of a request's failure the engine knows that it has to begin with noise."""
 _SIGMA_DIGITS = 6
 
 

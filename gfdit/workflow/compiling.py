@@ -12,7 +12,7 @@ from typing import Any
 
 from gfdit.core.components import Component
 from gfdit.core.tasks import Task, TaskGraph, TaskKind
-from gfdit.workflow.model import Model
+from gfdit.workflow.model import Embeddings, Model
 from gfdit.workflow.passes import ApproximateCache, AsynchronousLora
 from gfdit.workflow.recording import Builder, Input, Node, Value, Workflow, WorkflowError
 from gfdit.workflow.rewriting import rewritten
@@ -127,11 +127,13 @@ class CompiledWorkflow:
     def guided(self, given: Mapping[str, Any]) -> bool:
         """Whether steps compute both branches of guidance, by what :meth:`given` returned."""
 
-        def plain(node: Node) -> dict[str, Any]:
+        def guided(node: Node) -> bool:
             bound = {k: given[v.name] if isinstance(v, Input) else v for k, v in node.bindings.items()}
-            return {k: v for k, v in bound.items() if not isinstance(v, (Value, list))}
+            return node.model.guided({k: v for k, v in bound.items() if not isinstance(v, (Value, list))})
 
-        return any(n.model.guided(plain(n)) for n in self.workflow.nodes if n.model.kind is TaskKind.DENOISE)
+        steps = [node for node in self.workflow.nodes if node.model.kind is TaskKind.DENOISE and guided(node)]
+        read = [value for node in steps for value in node.values(deferred=False) if value.port.type is Embeddings]
+        return any(guided(encoder) for encoder in {value.node for value in read})
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a request brings, with defaults. Raises ``ValueError`` naming the input and what is allowed."""

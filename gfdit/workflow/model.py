@@ -133,7 +133,9 @@ class Model:
         return self
 
     def stored_bytes(self) -> int | None:
-        """Of the weights on disk; None if none are there."""
+        """Of the weights on disk; None if none are there and there should be."""
+        if not self.folders:
+            return 0
         paths = [path for folder in self.folders for path in (Path(self.source) / folder).glob("*.safetensors")]
         return sum(path.stat().st_size for path in paths) if paths and self.source else None
 
@@ -156,7 +158,10 @@ class Model:
         return (SINGLE,)
 
     def guided(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether a call computes both branches of guidance, by those of its inputs that no other model makes."""
+        """Whether a call computes both branches of guidance, by those of its inputs that no other model makes.
+
+        That of an encoder: whether it makes embeddings for both. Steps are guided that say so and read such.
+        """
         return False
 
     # What runs in workers

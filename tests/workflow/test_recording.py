@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,34 @@ def test_a_builder_is_recorded_for_the_steps_that_a_request_asks_for() -> None:
     compiled, node = workflows.node("nets-2:5/base/4")
     assert compiled is workflows.get("nets-2", 5)
     assert node.step == 4
+
+
+def test_guidance_needs_a_scale_and_something_to_guide_against() -> None:
+    class Guided(Base):
+        def guided(self, inputs: Mapping[str, object]) -> bool:
+            return float(str(inputs["guidance"])) > 1 and "latents" not in inputs
+
+    class Against(Text):
+        def setup_io(self) -> None:
+            super().setup_io()
+            self.add_input("negative_prompt", str, optional=True)
+
+        def guided(self, inputs: Mapping[str, object]) -> bool:
+            return inputs.get("negative_prompt") is not None
+
+    with Workflow("guided", 1) as made:
+        prompt, negative = made.add_input("prompt", str), made.add_input("negative_prompt", str, None)
+        embeds, latents = Against()(prompt=prompt, negative_prompt=negative), Noise()(seed=1)
+        scale = made.add_input("scale", float, 1.0)
+        made.add_output(Decode()(latents=Guided()(0, latents=latents, embeds=embeds, guidance=scale)))
+    compiled = CompiledWorkflow(made)
+    for values, expected in (
+        ({"scale": 4.0, "negative_prompt": ""}, True),
+        ({"scale": 4.0}, False),
+        ({"negative_prompt": "blurry"}, False),
+    ):
+        assert compiled.guided(compiled.given({"prompt": "a", **values})) is expected
+    assert not CompiledWorkflow(record()).guided({"prompt": "a", "seed": 0, "guidance": 9.0})
 
 
 def test_what_a_request_brings_is_checked() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +96,10 @@ class TextEncoder(Part):
             embeds |= {f"negative_{name}": tensor for name, tensor in made.items()}
         return {"embeds": embeds}
 
+    def guided(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether there is something to guide against."""
+        return self.negative(inputs.get("negative_prompt")) is not None
+
     def negative(self, prompt: str | None) -> str | None:
         """What to guide against; None for nothing."""
         return prompt
@@ -107,6 +112,7 @@ class Noise(Part):
     """A seed and a size to the latents before the first step, with a scheduler for all steps; without weights."""
 
     kind = TaskKind.PREPARE
+    folders = ()
 
     def setup_io(self) -> None:
         self.add_input("seed", int)
@@ -170,6 +176,7 @@ class BaseTransformer(Part):
 
     kind = TaskKind.DENOISE
     part = "transformer"
+    folders = ("transformer",)
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: ClassVar[SequencePlan | None] = None
     default_guidance: ClassVar[float]
@@ -241,6 +248,10 @@ class BaseTransformer(Part):
     @cached_property
     def num_heads(self) -> int:
         return int(config_file(self.source, "transformer")["num_attention_heads"])
+
+    def read_patches(self, components: LoadedTransformer) -> None:
+        for patch in self.patches:
+            components.loras.read(patch.source)
 
     def _use_patches(self, loras: LoraSlot, call: Call) -> None:
         """The control plane says which are active; where it does not, a patch from its own step on, or always."""
@@ -365,6 +376,7 @@ class ControlImage(Part):
 
     kind = TaskKind.ENCODE
     part = "vae"
+    folders = ("vae",)
 
     def setup_io(self) -> None:
         self.add_input("image", Image)
@@ -404,6 +416,7 @@ class Decoder(Part):
 
     kind = TaskKind.DECODE
     part = "vae"
+    folders = ("vae",)
 
     def setup_io(self) -> None:
         self.add_input("latents", Latents)

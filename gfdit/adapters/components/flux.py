@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gfdit.adapters.components.base import (
@@ -30,6 +31,7 @@ class FluxTextEncoder(TextEncoder):
     """CLIP and T5."""
 
     part = "flux-text"
+    folders = ("text_encoder", "text_encoder_2")
     max_sequence_length = 512
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
@@ -107,6 +109,9 @@ class FluxTransformer(BaseTransformer):
 
         pipeline = native_shell(FluxPipeline, od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs)
+
+    def guided(self, inputs: Mapping[str, Any]) -> bool:
+        return _given(inputs, "true_cfg_scale", 1.0) > 1
 
     def branches(
         self,
@@ -227,6 +232,7 @@ class FluxControlPixels(Part):
 
     kind = ControlImage.kind
     part = "flux-pixels"
+    folders = ()
 
     def setup_io(self) -> None:
         self.add_input("image", Image)
@@ -252,7 +258,7 @@ class FluxDecoder(_FluxVae, Decoder):
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
 
-def _given(settings: dict[str, Any], name: str, default: float) -> float:
+def _given(settings: Mapping[str, Any], name: str, default: float) -> float:
     value = settings.get(name)
     return default if value is None else float(value)
 

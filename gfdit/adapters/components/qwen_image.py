@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gfdit.adapters.components.base import (
@@ -26,6 +27,7 @@ class QwenImageTextEncoder(TextEncoder):
     """Qwen2.5-VL without its vision tower."""
 
     part = "qwen-image-text"
+    folders = ("text_encoder",)
     max_sequence_length = 1024
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
@@ -106,6 +108,13 @@ class QwenImageTransformer(BaseTransformer):
         pipeline = native_shell(QwenImagePipeline, od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs)
 
+    def guided(self, inputs: Mapping[str, Any]) -> bool:
+        return self._scale(inputs) > 1
+
+    def _scale(self, settings: Mapping[str, Any]) -> float:
+        scale = settings.get("true_cfg_scale")
+        return self.default_true_cfg_scale if scale is None else float(scale)
+
     def branches(
         self,
         pipeline: Any,
@@ -114,8 +123,7 @@ class QwenImageTransformer(BaseTransformer):
         embeds: dict[str, Any],
         settings: dict[str, Any],
     ) -> Branches:
-        tensor, scale, guidance = latents["latents"], settings.get("true_cfg_scale"), None
-        scale = self.default_true_cfg_scale if scale is None else float(scale)
+        tensor, scale, guidance = latents["latents"], self._scale(settings), None
         negative = embeds.get("negative_prompt_embeds")
         guided = scale > 1 and negative is not None
         if pipeline.transformer.guidance_embeds:

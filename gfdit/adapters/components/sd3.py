@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ class SD3TextEncoder(TextEncoder):
     """CLIP (two) and T5."""
 
     part = "sd3-text"
+    folders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     max_sequence_length = 256
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
@@ -101,6 +103,9 @@ class SD3Transformer(BaseTransformer):
 
         pipeline = native_shell(StableDiffusion3Pipeline, od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs_but_the_last)
+
+    def guided(self, inputs: Mapping[str, Any]) -> bool:
+        return _guidance(inputs) > 1
 
     def branches(
         self,
@@ -217,7 +222,7 @@ def _text_arguments(embeds: dict[str, Any], sign: str = "") -> dict[str, Any]:
     return {"encoder_hidden_states": embeds[f"{sign}prompt_embeds"], "pooled_projections": embeds[f"{sign}pooled"]}
 
 
-def _guidance(settings: dict[str, Any]) -> float:
+def _guidance(settings: Mapping[str, Any]) -> float:
     scale = settings.get("guidance_scale")
     return _DEFAULT_GUIDANCE if scale is None else float(scale)
 

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +25,22 @@ from tests.support.waiting import HANG_S, wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples/workflows/controlnets.py"
 SIDE, STEPS, SEED, TEXT_TOKENS = 128, 4, 5, 32
+CACHED = """
+from gfdit.workflow.passes import ApproximateCache
+
+
+@workflow(steps=28)
+def cached(steps):
+    made = record("sd3", 0, steps)
+    made.name, made.passes = "sd3-cached", (ApproximateCache(skip=2, similarity=0.9999),)
+    return made
+"""
 
 
 @pytest.fixture(scope="module")
 def server(source: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("workflows")
-    shutil.copy(EXAMPLE, folder)
+    (folder / EXAMPLE.name).write_text(EXAMPLE.read_text() + CACHED)
     weights: dict[str, Any] = {family: source(family) for family in ("flux", "sd3")}
     weights |= {f"{name}-nets": [source(f"{name}-controlnet", seed=s) for s in (0, 1)] for name in ("flux", "sd3")}
     (folder / "controlnets.json").write_text(json.dumps(weights))
@@ -162,3 +171,17 @@ def test_without_a_name_the_first_workflow_is_meant(server: ServerProcess) -> No
     inputs = {"max_sequence_length": TEXT_TOKENS}
     named, unnamed = (post(server, name, inputs).json()["data"] for name in ("flux-0", None))
     assert named == unnamed
+
+
+def test_a_similar_prompt_goes_on_from_latents_in_the_cache(server: ServerProcess) -> None:
+    def made(workflow: str, prompt: str, seed: int) -> Any:
+        answer = post(server, workflow, {"max_sequence_length": TEXT_TOKENS}, prompt=prompt, seed=seed)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    first = made("sd3-cached", "two cats on a roof", 5)
+    assert first == made("sd3-0", "two cats on a roof", 5), "after a miss all steps run"
+    assert made("sd3-cached", "two cats on a roof", 6) == first, "with the noise of the first"
+    assert made("sd3-0", "two cats on a roof", 6) != first
+    other = made("sd3-cached", "a red panda", 6)
+    assert other == made("sd3-0", "a red panda", 6), "another prompt is a miss"
