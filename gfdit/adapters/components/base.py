@@ -249,10 +249,6 @@ class BaseTransformer(Part):
     def num_heads(self) -> int:
         return int(config_file(self.source, "transformer")["num_attention_heads"])
 
-    def read_patches(self, components: LoadedTransformer) -> None:
-        for patch in self.patches:
-            components.loras.read(patch.source)
-
     def _use_patches(self, loras: LoraSlot, call: Call) -> None:
         """The control plane says which are active; where it does not, a patch from its own step on, or always."""
         chosen = call.patches
