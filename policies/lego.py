@@ -28,7 +28,7 @@ _Waiting = tuple[tuple[str, ...], tuple[int, ...]]
 
 @dataclass
 class Lego:
-    """Algorithm 1 of the LegoDiffusion paper, in every scheduling cycle until no task or no rank is left:
+    """Algorithm 1 of the LegoDiffusion paper: in every cycle the oldest tasks, until no task or no rank is left.
 
     1. The head of the queue is the oldest ready task, by arrival of its request and then by depth in its graph.
     2. Ready tasks of the same component join it, up to the largest batch that takes less time than its tasks would

@@ -176,7 +176,11 @@ def test_a_cache_that_is_nowhere_to_be_found_is_refused() -> None:
     from gfdit.adapters.forward.adapter import ForwardAdapter
 
     config: Any = SimpleNamespace(
-        model_class_name="Unknown", diffusion_load_format="default", cache_backend="tea_cache", tf_model_config={}
+        model_class_name="Unknown",
+        diffusion_load_format="default",
+        custom_pipeline_args=None,
+        cache_backend="tea_cache",
+        tf_model_config={},
     )
     pipeline = torch.nn.Module()
     pipeline.transformer = torch.nn.Linear(1, 1)

@@ -42,7 +42,7 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     table = CostTable.load(tmp_path / "c.json")
     found = {(e.task, e.cfg, str(e.parallel), e.batch) for e in table.entries}
     assert len(found) == len(table.entries)
-    kinds = {TaskKind.ENCODE, TaskKind.PREPARE, TaskKind.DECODE}
+    kinds = {TaskKind.ENCODE, TaskKind.DECODE}
     others = {(kind, cfg, "sp1", 1) for kind in kinds for cfg in (False, True)}
     steps = {("sp1", False), ("sp2", False), ("sp1", True), ("sp2", True), ("cfg2xsp1", True)}
     assert found == others | {(TaskKind.DENOISE, cfg, spec, batch) for spec, cfg in steps for batch in (1, 2)}

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
         ),
         (["--costs", str(ROOT / "pyproject.toml")], "pyproject.toml: not JSON"),
         (["--set", "start_timeout_s"], "--set takes KEY=VALUE"),
-        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: devices, adapter, warmup"),
+        (["--set", "start_timeout=9"], "--set knows no setting 'start_timeout', known: devices, adapter, "),
         (["--set", "start_timeout_s=long"], "--set start_timeout_s=long: Expected float"),
         (["--set", "control_timeout_s=0"], "--set control_timeout_s=0: Expected float > 0"),
         (["--set", "ranks=2"], "--set ranks: use --ranks"),

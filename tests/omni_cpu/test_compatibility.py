@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(find_accelerator() is not None, reason="runs on 
 
 _ENGINE = "vllm_omni.diffusion.diffusion_engine"
 _SHARDING = "vllm_omni.diffusion.distributed.sp_sharding"
-_Z_IMAGE = "vllm_omni.diffusion.models.z_image.pipeline_z_image"
+_WAN = "vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2"
 
 
 def test_everything_that_the_code_uses_is_looked_for() -> None:
@@ -43,8 +43,8 @@ def test_this_vllm_omni_has_it_all() -> None:
     "missing",
     [
         "vllm_omni.diffusion.distributed.parallel_state._CFG",
-        "vllm_omni.diffusion.worker.input_batch.InputBatch.make_batch",
-        f"{_Z_IMAGE}.retrieve_timesteps",
+        "vllm_omni.diffusion.hooks.HookRegistry.get_or_create",
+        f"{_WAN}.resolve_wan_flow_shift",
     ],
 )
 def test_a_name_that_is_not_there_is_said(missing: str) -> None:
@@ -101,7 +101,7 @@ def test_a_removed_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             r"overrides .*DiffusionEngine\._busy_loop\(self, timeout\), which takes \(self\) in this",
         ),
         (
-            f"{_Z_IMAGE}:ZImagePipeline",
+            f"{_WAN}:Wan22Pipeline",
             "__init__",
             "self",
             r"which takes \(self, \*, od_config, prefix=\) in this",
@@ -163,7 +163,7 @@ def _moved_away(release: Path) -> None:
 
 
 def _model_changed(release: Path) -> None:
-    _edit(release, _Z_IMAGE, ("def retrieve_timesteps(", "def timesteps_of("))
+    _edit(release, _WAN, ("def resolve_wan_flow_shift(", "def wan_flow_shift("))
 
 
 CHANGES: dict[Callable[[Path], None], str] = {
@@ -171,7 +171,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
     _changed: f"gfdit overrides {_ENGINE}.DiffusionEngine.abort(self, request_id)",
     _called_otherwise: f"gfdit calls {_SHARDING}.sp_gather(",
     _moved_away: f"gfdit needs {_SHARDING}, which it does not have",
-    _model_changed: f"gfdit needs {_Z_IMAGE}.retrieve_timesteps, which it does not have",
+    _model_changed: f"gfdit needs {_WAN}.resolve_wan_flow_shift, which it does not have",
 }
 
 
