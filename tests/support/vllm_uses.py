@@ -49,7 +49,7 @@ def _is_module(name: str) -> bool:
 
 
 def symbols() -> dict[str, dict[str, str | None]]:
-    """Names by module, of attributes of imports too: ``HookRegistry.get_or_create``. With parameters of functions."""
+    """Names by module, of attributes of imports too: ``HookRegistry.get_or_create``. With parameters."""
     found: dict[str, set[str]] = {}
     for _, tree in _sources():
         modules: dict[str, str] = {}  # imported as a whole, by what they are called
