@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from gfdit.core import ExecutionLayout, RankView, SchedulerView, TaskView
+from gfdit.core import RankView, SchedulerView, TaskView
 from gfdit.core.components import Component, Load
 from gfdit.core.policy.placing import Placer
+from gfdit.policies._prospects import Prospect
 
 
 def worthwhile_loads(
-    waiting: Iterable[TaskView], idle: Iterable[RankView], view: SchedulerView, placer: Placer
+    waiting: Iterable[TaskView],
+    idle: Iterable[RankView],
+    prospects: Iterable[Prospect],
+    view: SchedulerView,
+    placer: Placer,
 ) -> Iterator[Load]:
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
     That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
     load it again, if somebody wants it. A component that is on no rank is loaded in any case; of the ranks that
     are possible that is taken which loses least.
+
+    Then ranks that have nothing to do all the same and room get what there is most to do with for each rank that
+    has it: nothing is dropped for it, so that it is loaded once, and found there when more is asked for.
     """
-    table = view.components
-    left = list(idle)
+    left = {rank.id: rank for rank in idle}
+    if not left:
+        return
+    table, backlog_s = view.components, _backlogs_s(prospects)
     num_with: Counter[str] = Counter()  # ranks that have a component, or will
     coming: Counter[str] = Counter()
     for rank in view.ranks:
@@ -40,27 +51,49 @@ def worthwhile_loads(
             continue  # it will have that one
         options = [
             (_price_s(load, table, wanted), rank.id, load)
-            for rank in left
+            for rank in left.values()
             if (load := placer.load(name, rank, view)) is not None
         ]
         if not options:
             continue
-        price_s, _, load = min(options, key=lambda option: option[:2])
-        if number := num_with[name]:
-            saved_s = _backlog_s(task, view) / (number * (number + 1))
+        price_s, number, load = min(options, key=lambda option: option[:2])
+        if copies := num_with[name]:
+            saved_s = backlog_s[name] / (copies * (copies + 1))
             if component.load_s + price_s >= saved_s:
                 continue
-        left = [rank for rank in left if rank.id != load.rank]
+        del left[number]
         coming[name] += 1
         num_with[name] += 1
         yield load
+    fitting: dict[frozenset[str], list[str]] = {}  # of ranks that have the same
+    for rank in left.values():
+        if (names := fitting.get(rank.resident)) is None:
+            names = fitting[rank.resident] = list(_fitting(rank, backlog_s, view))
+        if able := [name for name in names if table[name].may_be_on(rank.id)]:
+            name = max(able, key=lambda name: backlog_s[name] / (1 + num_with[name]))
+            num_with[name] += 1
+            yield Load(rank.id, name)
 
 
-def _backlog_s(task: TaskView, view: SchedulerView) -> float:
-    """What all requests have left to do with the component of ``task``, on one rank."""
-    part = task.model, task.kind
-    count = sum([request.parts.get(part, 0) for request in view.requests.values() if request.parts is not None])
-    return count * view.cost.task_s(task, ExecutionLayout((0,)))
+def _fitting(rank: RankView, names: Iterable[str], view: SchedulerView) -> Iterator[str]:
+    """Those that ``rank`` lacks and has room for."""
+    table = view.components
+    left_bytes = math.inf
+    if view.component_bytes is not None:
+        left_bytes = view.component_bytes - sum([table[one].num_bytes for one in rank.resident if one in table])
+    for name in names:
+        if name in table and name not in rank.resident and table[name].num_bytes <= left_bytes:
+            yield name
+
+
+def _backlogs_s(prospects: Iterable[Prospect]) -> dict[str, float]:
+    """What all requests have left to do with each component, on one rank."""
+    backlogs_s: dict[str, float] = {}
+    for prospect in prospects:
+        for part, count in (prospect.request.parts or {}).items():
+            seconds = count * prospect.times.other_s.get(part, prospect.step_s)
+            backlogs_s[part[0]] = backlogs_s.get(part[0], 0.0) + seconds
+    return backlogs_s
 
 
 def _price_s(load: Load, table: Mapping[str, Component], wanted: set[str]) -> float:

@@ -140,10 +140,15 @@ class Triage:
         for start in starts:
             if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
                 dispatches.append(Dispatch((start.task.id, *guests.get(start.task.id, ())), layout))
-        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, free, view))
+        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, free, prospects, view))
 
     def _loads(
-        self, ready: Sequence[Prospect], dispatches: Sequence[Dispatch], free: FreeRanks, view: SchedulerView
+        self,
+        ready: Sequence[Prospect],
+        dispatches: Sequence[Dispatch],
+        free: FreeRanks,
+        prospects: Mapping[str, Prospect],
+        view: SchedulerView,
     ) -> tuple[Load, ...]:
         """6. *What is loaded*: on ranks that are left, what those who wait would otherwise wait longer for."""
         if not view.components:
@@ -153,7 +158,7 @@ class Triage:
         order = {prospect.request.id: (prospect.due_s, prospect.shortness) for prospect in ready}
         waiting = [task for task in view.ready if task.id not in begun and task.request_id in order]
         waiting.sort(key=lambda task: order[task.request_id])
-        return tuple(worthwhile_loads(waiting, free, view, self._placer))
+        return tuple(worthwhile_loads(waiting, free, prospects.values(), view, self._placer))
 
     def _in_turn(
         self,

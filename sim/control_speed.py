@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gfdit.core import Decision, Policy, SchedulerView
 from gfdit.core import events as ev
@@ -19,7 +19,9 @@ from gfdit.sim.options import SimulationOptions
 from gfdit.sim.request_classes import RequestClass
 from gfdit.sim.simulator import SimulatedRequest, Simulator, Status
 from gfdit.sim.trace import TraceRequest
+from gfdit.sim.workflow_mixes import WorkflowMix
 
+WORKFLOW_RANK_BYTES = 72 * 2**30
 DEADLINE_FACTORS = (1.5, 6.0)  # drawn between these: of the time alone on one rank, times requests per rank
 
 
@@ -55,7 +57,7 @@ class Load:
 
 
 class SteadyState(Simulator):
-    """``in_flight`` requests at any time: for each that ends another arrives."""
+    """``in_flight`` requests at any time: for each that ends another arrives. ``workflows`` are what they ask for."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class SteadyState(Simulator):
         num_ranks: int,
         in_flight: int,
         seed: int = 0,
+        workflows: WorkflowMix | None = None,
     ) -> None:
         self._classes = classes
         self._draw = random.Random(seed)
@@ -73,9 +76,14 @@ class SteadyState(Simulator):
         self._num_made = 0
         self._policy = _TimedPolicy(policy)
         self._clear()
-        # They start in different places of their trajectories, or all would end together.
-        first = [self._make(0.0, shortest=1) for _ in range(in_flight)]
-        super().__init__(self._policy, table, first, SimulationOptions(num_ranks))
+        # They start in different places of their trajectories, or all would end together; workflows are of
+        # different lengths.
+        first = [self._make(0.0, shortest=1 if workflows is None else None) for _ in range(in_flight)]
+        options, graphs = SimulationOptions(num_ranks), None
+        if workflows is not None:
+            options = replace(options, components=workflows.components, component_bytes=WORKFLOW_RANK_BYTES)
+            graphs = workflows.graphs(num_ranks)
+        super().__init__(self._policy, table, first, options, graphs)
 
     def measure(self, num_tasks: int, *, warm_up: int) -> Load:
         """Serve ``warm_up`` tasks, then ``num_tasks`` that count; to be called once."""
@@ -145,6 +153,7 @@ class _TimedPolicy:
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
+        self.places_components = getattr(policy, "places_components", False)
         self.decisions_s: list[float] = []
         self.latencies_s: list[float] = []
         self._policy = policy

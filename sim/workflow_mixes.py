@@ -23,6 +23,7 @@ from gfdit.core.components import Component
 from gfdit.core.cost.file import CostTable
 from gfdit.core.layouts import SINGLE, ParallelSpec
 from gfdit.sim.arrivals import arrival_times, pick
+from gfdit.sim.request_classes import RequestClass
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workflow_costs import (
     BASES,
@@ -205,6 +206,17 @@ class WorkflowMix:
         }
         nodes = self.compiled(name).nodes.values()
         return sum(entries[node.model.component, node.model.kind] for node in nodes)
+
+    def classes(self, slo_scale: float = DEFAULT_SLO_SCALE) -> tuple[RequestClass, ...]:
+        """One for each workflow."""
+        made = []
+        for name, variant in self.variants.items():
+            alone_s = self.alone_s(name)
+            base = variant.base
+            made.append(
+                RequestClass(name, name, SHAPE, base.num_steps, base.guided, alone_s, slo_scale * alone_s)
+            )
+        return tuple(made)
 
     def num_bytes_apart(self) -> int:
         """Of as many pipelines as there are workflows, each with components of its own, and with its LoRA."""
