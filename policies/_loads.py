@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gfdit.core import RankView, SchedulerView, TaskView
-from gfdit.core.components import Component, Load
+from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
 from gfdit.policies._prospects import Prospect
+
+_MOST_LOADING = 0.25
+"""In advance, of the ranks that have nothing to run."""
 
 
 def worthwhile_loads(
@@ -32,12 +35,9 @@ def worthwhile_loads(
     if not left:
         return
     table, backlog_s = view.components, _backlogs_s(prospects)
-    num_with: Counter[str] = Counter()  # ranks that have a component, or will
-    coming: Counter[str] = Counter()
-    for rank in view.ranks:
-        num_with.update(rank.resident)
-        num_with[rank.loading] += 1
-        coming[rank.loading] += 1
+    loading = Counter([rank.loading for rank in view.ranks if rank.loading])
+    num_with = _copies(view.ranks) + loading  # ranks that have a component, or will
+    coming = _copies(left.values()) + loading  # who waits for other ranks, does so in spite of those that are idle
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
     for task in waiting:
@@ -49,29 +49,50 @@ def worthwhile_loads(
         ahead[name] += 1
         if ahead[name] <= coming[name]:
             continue  # it will have that one
-        options = [
-            (_price_s(load, table, wanted), rank.id, load)
-            for rank in left.values()
-            if (load := placer.load(name, rank, view)) is not None
-        ]
-        if not options:
+        copies = num_with[name]
+        most_s = backlog_s[name] / (copies * (copies + 1)) if copies else math.inf
+        if component.load_s >= most_s or (best := _cheapest(name, left.values(), wanted, view, placer)) is None:
             continue
-        price_s, number, load = min(options, key=lambda option: option[:2])
-        if copies := num_with[name]:
-            saved_s = backlog_s[name] / (copies * (copies + 1))
-            if component.load_s + price_s >= saved_s:
-                continue
-        del left[number]
-        coming[name] += 1
-        num_with[name] += 1
-        yield load
+        price_s, load = best
+        if component.load_s + price_s < most_s:
+            del left[load.rank]
+            coming[name] += 1
+            num_with[name] += 1
+            yield load
+    yield from _in_advance(left.values(), num_with, backlog_s, view)
+
+
+def _cheapest(
+    name: str, ranks: Iterable[RankView], wanted: set[str], view: SchedulerView, placer: Placer
+) -> tuple[float, Load] | None:
+    """Where ``name`` can be loaded, and the time to load again what is dropped there and wanted."""
+    best: tuple[float, Load] | None = None
+    for rank in ranks:
+        if (load := placer.load(name, rank, view)) is not None:
+            price_s = sum([view.components[one].load_s for one in load.evict if one in wanted])
+            if best is None or price_s < best[0]:
+                best = price_s, load
+            if not price_s:
+                break  # the first ranks have the most room
+    return best
+
+
+def _in_advance(
+    idle: Collection[RankView], num_with: Counter[str], backlog_s: Mapping[str, float], view: SchedulerView
+) -> Iterator[Load]:
+    """Few at a time, since who arrives meanwhile finds these ranks busy."""
+    num_loading = sum(1 for rank in view.ranks if rank.loading)
+    num_more = max(1, round(_MOST_LOADING * (len(idle) + num_loading))) - num_loading
     fitting: dict[frozenset[str], list[str]] = {}  # of ranks that have the same
-    for rank in left.values():
+    for rank in idle:
+        if num_more <= 0:
+            return
         if (names := fitting.get(rank.resident)) is None:
             names = fitting[rank.resident] = list(_fitting(rank, backlog_s, view))
-        if able := [name for name in names if table[name].may_be_on(rank.id)]:
+        if able := [name for name in names if view.components[name].may_be_on(rank.id)]:
             name = max(able, key=lambda name: backlog_s[name] / (1 + num_with[name]))
             num_with[name] += 1
+            num_more -= 1
             yield Load(rank.id, name)
 
 
@@ -86,6 +107,14 @@ def _fitting(rank: RankView, names: Iterable[str], view: SchedulerView) -> Itera
             yield name
 
 
+def _copies(ranks: Iterable[RankView]) -> Counter[str]:
+    copies: Counter[str] = Counter()
+    for resident, count in Counter([rank.resident for rank in ranks]).items():
+        for name in resident:
+            copies[name] += count
+    return copies
+
+
 def _backlogs_s(prospects: Iterable[Prospect]) -> dict[str, float]:
     """What all requests have left to do with each component, on one rank."""
     backlogs_s: dict[str, float] = {}
@@ -94,7 +123,3 @@ def _backlogs_s(prospects: Iterable[Prospect]) -> dict[str, float]:
             seconds = count * prospect.times.other_s.get(part, prospect.step_s)
             backlogs_s[part[0]] = backlogs_s.get(part[0], 0.0) + seconds
     return backlogs_s
-
-
-def _price_s(load: Load, table: Mapping[str, Component], wanted: set[str]) -> float:
-    return sum([table[name].load_s for name in load.evict if name in wanted])

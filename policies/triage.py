@@ -123,7 +123,10 @@ class Triage:
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
             if spec.size > most:
                 if self.waiting and _is_worth_waiting(prospect, task, spec.size - most, view):
-                    break  # the ranks that are left are for this one
+                    left.take(task.model, most)  # they are for this one
+                    if not left:
+                        break
+                    continue
                 spec = max([s for s in prospect.specs if s.size <= most], key=attrgetter("size"), default=spec)
             if spec.size <= most:
                 starts.append(Start(task, prospect, spec))
