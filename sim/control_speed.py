@@ -57,7 +57,7 @@ class Load:
 
 
 class SteadyState(Simulator):
-    """``in_flight`` requests at any time: for each that ends another arrives. ``workflows`` are what they ask for."""
+    """``in_flight`` requests at any time: for each that ends another arrives. They may ask for ``workflows``."""
 
     def __init__(
         self,
