@@ -140,11 +140,17 @@ def test_padding_that_is_attended_to_is_seen(kit_of: Callable[[str], AdapterKit]
 def test_a_constant_degree_is_bit_identical_to_stock_at_that_degree(
     kits: Kits, family: str, degrees: dict[str, int], script: str
 ) -> None:
-    """Without masks, with which stock fails at any degree but 1."""
+    """Without masks, with which stock fails at any degree but 1; so it attends to padding, where there is some."""
     kit = kits(family, od_config={"parallel_config": {"mask_sp_padding": False}})
     requests = [request for request in REQUESTS[family] if (request.guidance_scale or 0) > 1]
-    for request, stock in zip(requests, kit.stock(requests, **degrees), strict=True):
-        assert kit.run(request, script).identical(stock), request
+    found = zip(requests, kit.stock(requests, **degrees), kit.stock(requests), strict=True)
+    num_divided = 0
+    for request, stock, on_one_rank in found:
+        made = kit.run(request, script)
+        padded = stock.difference(on_one_rank) > 1e-4
+        num_divided += not padded
+        assert made.difference(on_one_rank) < 1e-5 if padded else made.identical(stock), request
+    assert 0 < num_divided < len(requests)
 
 
 @pytest.mark.thorough
