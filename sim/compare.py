@@ -18,6 +18,7 @@ from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
+from gfdit.sim.workflow_source import WorkflowSource
 
 NAMED = 5  # requests named in a complaint; more are counted
 
@@ -46,13 +47,14 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One simulation, in a form that can go to another process."""
+    """One simulation, in a form that can go to another process. Of ``workflows`` requests name one."""
 
     policy: PolicyChoice
     trace: tuple[TraceRequest, ...]
     table: CostTable
     options: SimulationOptions
     grace_s: float = 0.0
+    workflows: WorkflowSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Outcome:
 
 def simulate(job: Job, timeline: Path | None = None) -> Outcome:
     """Raises ``ValueError`` for a policy that cannot be loaded or a trace that cannot be served."""
-    simulator = Simulator(job.policy.load(), job.table, job.trace, job.options)
+    graphs = None if job.workflows is None else job.workflows.graphs(job.options.num_ranks)
+    simulator = Simulator(job.policy.load(), job.table, job.trace, job.options, graphs)
     if timeline is None:
         done = simulator.run()
     else:

@@ -12,10 +12,12 @@ models are fine-tuned ones of the four kinds that have costs, in turn: both are 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from gfdit.core import Request, TaskGraph, TaskKind
@@ -45,6 +47,7 @@ SETTINGS = {
     "S5": ("sd3", "sd3.5-large"),
     "S6": ("flux-schnell", "flux-dev"),
 }
+MIXES = (*SETTINGS, "production")
 DEFAULT_SLO_SCALE = 2.0
 NUM_PRODUCTION_BASES = 87
 _NUM_POPULAR, _SHARE_POPULAR = 10, 0.87
@@ -226,7 +229,7 @@ class WorkflowMix:
 
     def trace(
         self,
-        num_requests: int,
+        num_requests: int | None,
         *,
         per_min: float | None = None,
         load: float | None = None,
@@ -234,14 +237,18 @@ class WorkflowMix:
         cv: float = 1.0,
         slo_scale: float = DEFAULT_SLO_SCALE,
         seed: int = 0,
+        until_s: float = math.inf,
     ) -> list[TraceRequest]:
         """Requests at a rate, or at a ``load``: the share of ``num_ranks`` ranks' time that they take, one by one.
 
-        ``cv`` is the coefficient of variation of the gaps between them. Raises ``ValueError`` for neither or both.
+        ``cv`` is the coefficient of variation of the gaps between them. Without ``num_requests`` all until
+        ``until_s``. Raises ``ValueError`` for neither or both of rate and load, and for what has no end.
         """
         if (per_min is None) == (load is None):
             raise ValueError("give either a number of requests a minute or a load")
-        if min(num_requests, num_ranks) < 1 or cv < 0 or not slo_scale > 0 or not (per_min or load or 0) > 0:
+        if num_requests is None and until_s == math.inf:
+            raise ValueError("give either a number of requests or a time")
+        if min(1 if num_requests is None else num_requests, num_ranks) < 1 or cv < 0 or not slo_scale > 0 or not (per_min or load or 0) > 0:
             raise ValueError("requests, ranks, rate, load and SLO scale must be positive, cv at least 0")
         names = list(self.variants)
         alone = {name: self.alone_s(name) for name in names}
@@ -252,7 +259,9 @@ class WorkflowMix:
         draw = random.Random(seed)
         times = arrival_times([(3600.0, per_min / 60)], draw, cv)
         made = []
-        for number, at_s in zip(range(num_requests), times, strict=False):
+        for number, at_s in enumerate(islice(times, num_requests)):
+            if at_s >= until_s:
+                break
             name = names[pick(self.shares, draw)]
             base = self.variants[name].base
             made.append(
@@ -303,6 +312,11 @@ def production_mix(num_bases: int = NUM_PRODUCTION_BASES, *, hides_lora: bool = 
             variants[variant.name] = variant
             shares.append(share * part)
     return WorkflowMix(variants, tuple(shares), hides_lora)
+
+
+def mix_of(name: str) -> WorkflowMix:
+    """One of :data:`MIXES`; ``ValueError`` for another name."""
+    return production_mix() if name == "production" else paper_setting(name)
 
 
 def lora_swap_s() -> float:

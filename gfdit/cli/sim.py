@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,22 @@ from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe
 from gfdit.sim.trace import TraceRequest, read_trace
+from gfdit.sim.workflow_costs import GIB
+from gfdit.sim.workflow_mixes import MIXES
+from gfdit.sim.workflow_source import WorkflowSource
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="T.jsonl", type=Path, required=True, help="requests and their arrivals")
-    add_simulation_options(parser)
+    parser.add_argument(
+        "--workflows",
+        metavar="MIX|FILE.py",
+        help=f"which requests ask for: {', '.join(MIXES)}, or those of a file",
+    )
+    parser.add_argument(
+        "--rank-gib", type=float, metavar="GIB", help="of a rank, for components of workflows; default: all fit"
+    )
+    add_simulation_options(parser, costs_required=False)
     parser.add_argument("--json", metavar="OUT", type=Path, help="write the result there, by policy if several")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
     parser.add_argument(
@@ -35,9 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_simulation_options(parser: argparse.ArgumentParser) -> None:
+def add_simulation_options(parser: argparse.ArgumentParser, *, costs_required: bool = True) -> None:
     """What a single trace and a sweep have in common."""
-    parser.add_argument("--costs", metavar="C.json", required=True, help="cost table: a file or a shipped name")
+    parser.add_argument(
+        "--costs", metavar="C.json", required=costs_required, help="cost table: a file or a shipped name"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each")
     add_policy_options(parser)
     parser.add_argument("--grace-s", type=float, default=0.0, help="how late still counts as nearly in time")
@@ -118,11 +132,16 @@ def run(args: argparse.Namespace) -> int:
     policies = chosen_policies(args)
     if args.timeline is not None and len(policies) > 1:
         raise ValueError("--timeline is of a single --policy; --plot draws several")
-    table = load_cost_table(args.costs)
+    workflows, options = _workflows(args, options)
+    table = None if workflows is None else workflows.costs
+    if args.costs is not None:
+        table = load_cost_table(args.costs)
+    if table is None:
+        raise ValueError("--costs is needed; only a mix of --workflows has costs of its own")
     trace = tuple(read_trace(args.trace))
     if not trace:
         raise ValueError(f"{args.trace}: the trace has no requests")
-    jobs = [Job(policy, trace, table, options, args.grace_s) for policy in policies]
+    jobs = [Job(policy, trace, table, options, args.grace_s, workflows) for policy in policies]
     runs = dict(zip((policy.label for policy in policies), _simulate(jobs, args), strict=True))
     results = {name: outcome.result for name, (outcome, _) in runs.items()}
     if args.bound:
@@ -138,6 +157,22 @@ def run(args: argparse.Namespace) -> int:
     if complaints := [outcome.complaint for outcome, _ in runs.values() if outcome.complaint]:
         raise ValueError("; ".join(complaints))
     return 0
+
+
+def _workflows(
+    args: argparse.Namespace, options: SimulationOptions
+) -> tuple[WorkflowSource | None, SimulationOptions]:
+    if args.workflows is None:
+        if args.rank_gib is not None:
+            raise ValueError("--rank-gib is for components of --workflows; for anything else there is --memory")
+        return None, options
+    if args.bound:
+        raise ValueError("--bound knows no workflows")
+    if args.rank_gib is not None and not args.rank_gib > 0:
+        raise ValueError(f"--rank-gib must be a positive number, got {args.rank_gib}")
+    source = WorkflowSource(args.workflows)
+    num_bytes = None if args.rank_gib is None else int(args.rank_gib * GIB)
+    return source, replace(options, components=source.components, component_bytes=num_bytes)
 
 
 def _simulate(jobs: Sequence[Job], args: argparse.Namespace) -> list[tuple[Outcome, list[Span]]]:

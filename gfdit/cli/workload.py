@@ -1,18 +1,27 @@
 """`gfdit workload NAME`: a trace of one of the known arrival patterns, at a load or a rate."""
 
 import argparse
+import math
 from collections import Counter
 from pathlib import Path
 
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.trace import write_trace
+from gfdit.sim.workflow_mixes import DEFAULT_SLO_SCALE, MIXES, mix_of
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_classes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", choices=PATTERNS, help=f"one of: {', '.join(PATTERNS)}")
-    parser.add_argument("--costs", metavar="C.json", required=True, help="cost table: a file or a shipped name")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        choices=(*PATTERNS, *MIXES),
+        help=f"one of: {', '.join(PATTERNS)}; of workflows: {', '.join(MIXES)}",
+    )
+    parser.add_argument(
+        "--costs", metavar="C.json", help="cost table: a file or a shipped name; workflows need none"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="ranks the load is relative to")
     parser.add_argument(
         "--load",
@@ -42,6 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name in MIXES:
+        return _workflows(args)
+    if args.costs is None:
+        raise ValueError(f"{args.name} needs --costs")
     cost = TableCostModel(load_cost_table(args.costs))
     workload = PATTERNS[args.name]
     if args.load is None and args.per_min is None and not workload.has_rate:
@@ -71,4 +84,28 @@ def run(args: argparse.Namespace) -> int:
     over_s = args.duration_s or (trace[-1].arrival_s if args.num_requests else workload.duration_s)
     load = offered_load(trace, classes, num_ranks=args.ranks, over_s=over_s)
     print(f"{args.out}: {len(trace)} requests in {over_s:.0f} s, load {load:.2f}: {sizes}")
+    return 0
+
+
+def _workflows(args: argparse.Namespace) -> int:
+    """Requests whose ``model`` is a workflow, and whose deadline is twice its time alone on one rank."""
+    for name in ("costs", "model", "steps", "deadline_factors"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for workflows, which have theirs")
+    if args.num_requests is None and args.duration_s is None:
+        raise ValueError(f"{args.name} needs --num-requests or --duration-s")
+    trace = mix_of(args.name).trace(
+        args.num_requests,
+        load=args.load,
+        per_min=args.per_min,
+        num_ranks=args.ranks,
+        cv=1.0 if args.cv is None else args.cv,
+        slo_scale=DEFAULT_SLO_SCALE * args.slo_scale,
+        seed=args.seed,
+        until_s=math.inf if args.duration_s is None else args.duration_s,
+    )
+    write_trace(args.out, trace)
+    counts = Counter(request.model for request in trace)
+    most = ", ".join(f"{count} {name}" for name, count in counts.most_common(6))
+    print(f"{args.out}: {len(trace)} requests in {trace[-1].arrival_s:.0f} s, of {len(counts)} workflows: {most}")
     return 0
