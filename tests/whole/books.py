@@ -15,15 +15,13 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
 from gfdit.core.layouts import not_wider
+from tests.whole.component_books import ComponentBooks
+from tests.whole.contract import ContractError
 
 MAX_RETRIES = 3
 MAX_FAILURES = 2  # of a rank in a row, until it is replaced
 NUM_OWN_FAILURES = 2  # of a request on its own, until it is to blame
 End = cmd.CompleteRequest | cmd.CancelRequest | cmd.RejectRequest | cmd.FailRequest
-
-
-class ContractError(AssertionError):
-    """Something that must not be done, or not be let happen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +44,11 @@ class Life:
     num_lost: int = 0
     # At which kinds and specifications it ran out of memory, for sure and perhaps, as far as this process knows.
     exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+    streamed: frozenset[str] = field(init=False)  # what some task reads while it is made
     perhaps_exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.streamed = frozenset(name for task in self.graph.tasks for name in task.deferred)
 
     def has_tried(self, kind: TaskKind, spec: ParallelSpec, *, surely: bool) -> bool:
         """Whether it ran out of memory on at least as many ranks."""
@@ -103,8 +105,13 @@ class Books:
         allows_policy_faults: bool,
         max_queue_s: float | None,
         given_up: set[int],
+        components: ComponentBooks | None = None,
     ) -> None:
-        """``archive`` is where every operation is found by its number, for good; ``given_up`` gets ranks."""
+        """``archive`` is where every operation is found by its number, for good; ``given_up`` gets ranks.
+
+        ``components``: the books of these, where there are workflows.
+        """
+        self._components = components
         self.operations: dict[int, Operation] = {}  # until everybody has reported
         self._archive = archive
         self.num_emitted = 0
@@ -127,6 +134,8 @@ class Books:
 
     def before(self, event: ev.Event) -> None:
         """The control plane is about to hear of ``event``."""
+        if self._components is not None:
+            self._components.before(event)
         match event:
             case ev.RequestArrived(request):
                 self._ended.discard(request.id)
@@ -200,6 +209,8 @@ class Books:
     def after(self, command: cmd.Command, plane: ControlPlane) -> None:
         """The control plane has answered with ``command``, among others."""
         self.num_emitted += 1
+        if self._components is not None:
+            self._components.after(command, self._lives, self.operations)
         match command:
             case cmd.RunTask(number, tasks, layout):
                 lives = [self._lives[task.request_id] for task in tasks if task.request_id in self._lives]
@@ -218,7 +229,7 @@ class Books:
                 self._check_ranks(ranks, plane)
             case cmd.ResetEdges(_, _, ranks):
                 self._check_ranks(ranks, plane)
-            case cmd.ProbeRank(_, rank):
+            case cmd.ProbeRank(_, rank) | cmd.LoadComponent(_, rank):
                 self._check_ranks((rank,), plane)
             case cmd.RestartRank(rank, _, for_good):
                 self._condemn(rank, for_good, plane)
@@ -244,6 +255,8 @@ class Books:
     def check(self, plane: ControlPlane, now_s: float) -> None:
         """After every event."""
         plane.check_integrity()
+        if self._components is not None:
+            self._components.check(plane)
         if self._max_queue_s is not None:
             for name, record in plane.state.requests.items():
                 life = self._lives.get(name)
@@ -291,6 +304,8 @@ class Books:
         elif command.status_code == 503 and command.error.endswith("are left for good"):
             if not self._gone:
                 raise ContractError(f"{command} although every rank is to come")
+        elif self._components is not None and command.error.startswith("component "):
+            pass  # they have looked at it
         elif "device memory" in command.error:
             self._check_too_large(command, life, plane.state.ranks.num_known)
         elif command.status_code == 503:
