@@ -214,7 +214,8 @@ class ComputeLane:
         generation = max(self._generation, self._migration.await_reconnected(first_id))
         held = self.executor.holdings()
         unsound = [one.artifact for one in held if not self.made_by.is_sound(one.artifact)]
-        self.executor.free(self.made_by.forget(unsound))  # nobody would, of what is not told
+        self.executor.free(gone := self.made_by.forget(unsound))  # nobody would, of what is not told
+        self.streams.forget(gone)
         sound = tuple(one for one in held if one.artifact not in unsound)
         resident = self.executor.resident()
         self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation, resident))
@@ -286,7 +287,10 @@ class TaskWork:
         lane, results = self._lane, self.results
         self.results = dict  # what is delivered need not be kept
         lane.reports.deliver(results())
-        lane.executor.free(lane.made_by.forget(self._command.consumes))
+        consumed = lane.made_by.forget(self._command.consumes)
+        lane.executor.free(consumed)
+        if lane.streams.any_held:  # it may have been made here, and read as a whole
+            lane.streams.forget(consumed)
 
     def _finish_beside(self, at_s: float) -> None:
         """Peers are at other tasks: a failure is none of theirs."""
