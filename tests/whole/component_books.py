@@ -39,8 +39,8 @@ class ComponentBooks:
                     if load.rank == rank:
                         del self._loading[number]
                         self._failures[load.component] = self._failures.get(load.component, 0) + 1
-            case ev.RankJoined(rank):
-                self._held[rank] = self._pool.pinned_on(rank)
+            case ev.RankJoined(rank, resident):
+                self._held[rank] = self._pool.pinned_on(rank) if resident is None else set(resident)
             case ev.Reconnected(resident=resident):
                 for rank, names in resident:
                     self._held[rank] = set(names)

@@ -1025,12 +1025,12 @@ class ControlPlane:
                 self._close_if_done(dispatch)
 
     def _on_rank_joined(self, event: ev.RankJoined) -> bool:
-        """The rank is empty and its edges are those of a new process: it is used once all peers know."""
+        """The rank holds no artifact and its edges are those of a new process: it is used once all peers know."""
         state = self.state
         if event.rank not in state.ranks.lost:
             return False
         peers = tuple(state.ranks.present)
-        state.ranks.restore(event.rank)
+        state.ranks.restore(event.rank, event.resident)
         self._gone.discard(event.rank)
         if not peers:
             return True

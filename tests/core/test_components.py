@@ -1,0 +1,74 @@
+"""Components in the control plane: what ranks have, loads that come to nothing, and where they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gfdit.core import ControlPlane, ParallelSpec, Policy, RankRecord, Request, Shape, Task, TaskGraph, TaskKind
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
+from gfdit.core.components import Component
+from gfdit.core.cost.table import NominalCostModel
+from gfdit.policies.fcfs import Fcfs
+from gfdit.policies.lego import Lego
+from gfdit.policies.triage import Triage
+
+SP_2 = (ParallelSpec(2),)
+
+
+def arrival(name: str, component: str, candidates: tuple[ParallelSpec, ...] = (ParallelSpec(1),)) -> ev.RequestArrived:
+    """Of a request with one step."""
+    request = Request(name, "workflow", Shape(64, 64), 1, 0.0)
+    task = Task(f"{name}/step", name, TaskKind.DENOISE, 0, (), (), candidates, (), component, "step")
+    return ev.RequestArrived(request, TaskGraph(name, (task,)))
+
+
+class Driver:
+    """Loads are answered at once, with ``error`` if there is one; tasks are left to run."""
+
+    def __init__(self, components: Sequence[Component], num_ranks: int = 2, policy: Policy | None = None) -> None:
+        ranks = [RankRecord(rank, frozenset()) for rank in range(num_ranks)]
+        self.plane = ControlPlane(
+            policy or Lego(), ranks, NominalCostModel(), components=components, component_bytes=4
+        )
+        self.error = ""
+        self.answers = True
+        self.loads: list[cmd.LoadComponent] = []
+        self.ran: list[cmd.RunTask] = []
+        self.faults: list[str] = []
+        self.endings: list[cmd.Command] = []
+        self.now_s = 0.0
+
+    def tell(self, event: ev.Event) -> None:
+        self.now_s += 1.0
+        commands = self.plane.handle(event, self.now_s)
+        self.plane.check_integrity()
+        for command in commands:
+            match command:
+                case cmd.LoadComponent(number, rank):
+                    self.loads.append(command)
+                    if self.answers:
+                        self.tell(ev.ComponentLoaded(number, rank, 1.0, 0, self.error))
+                case cmd.RunTask():
+                    self.ran.append(command)
+                case cmd.ReportFault(message):
+                    self.faults.append(message)
+                case cmd.FailRequest():
+                    self.endings.append(command)
+                case cmd.ResetEdges(number, _, members):
+                    for rank in members:
+                        self.tell(ev.EdgesReset(number, rank))
+
+
+def test_a_rank_that_is_late_still_has_what_it_has_loaded() -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)])
+    for rank in range(2):
+        driver.tell(ev.RankLost(rank, "late"))
+    driver.tell(ev.RankJoined(0, ("net",)))
+    assert driver.plane.state.ranks.present[0].resident == {"net"}
+    driver.tell(arrival("r", "base"))
+    assert [(load.component, load.evict) for load in driver.loads] == [("base", ("net",))]
+    driver.tell(ev.RankJoined(1))
+    assert driver.plane.state.ranks.present[1].resident == set()
