@@ -72,3 +72,47 @@ def test_a_rank_that_is_late_still_has_what_it_has_loaded() -> None:
     assert [(load.component, load.evict) for load in driver.loads] == [("base", ("net",))]
     driver.tell(ev.RankJoined(1))
     assert driver.plane.state.ranks.present[1].resident == set()
+
+
+@pytest.mark.parametrize("policy", [Lego, Triage, Fcfs])
+def test_what_takes_two_ranks_gets_its_component_on_both(policy: type) -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)], policy=policy())
+    driver.tell(arrival("r", "base", SP_2))
+    assert [set(run.layout.ranks) for run in driver.ran] == [{0, 1}]
+
+
+@pytest.mark.parametrize("policy", [Lego, Triage, Fcfs])
+def test_who_takes_two_ranks_do_not_take_them_from_each_other_for_ever(policy: type) -> None:
+    driver = Driver([Component("base", 3), Component("other", 3)], policy=policy())
+    driver.answers = False
+    driver.tell(arrival("r", "base", SP_2))
+    driver.tell(arrival("s", "other", SP_2))
+    for number in range(6):
+        if number < len(driver.loads):
+            load = driver.loads[number]
+            driver.tell(ev.ComponentLoaded(load.load_id, load.rank, 1.0))
+    assert [run.tasks[0].component for run in driver.ran][:1] in (["base"], ["other"])
+    assert len(driver.loads) <= 3
+
+
+def test_where_a_component_may_not_be_nothing_is_idle() -> None:
+    """The rank that may have it is away: nobody is to blame that it waits."""
+    driver = Driver([Component("base", 3, ranks=(0,)), Component("net", 3)])
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(arrival("r", "base"))
+    assert (driver.faults, driver.ran, driver.endings) == ([], [], [])
+    driver.tell(ev.RankJoined(0))
+    assert [run.layout.ranks for run in driver.ran] == [(0,)]
+
+
+def test_what_may_be_on_ranks_that_are_gone_for_good_ends() -> None:
+    driver = Driver([Component("base", 3, ranks=(0,)), Component("net", 3)])
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(arrival("r", "base"))
+    driver.tell(arrival("s", "net"))
+    driver.tell(ev.RankLost(0, "test", for_good=True))
+    reason = "its denoise takes 1 ranks or more, and of those that may have base 0 are left for good"
+    assert driver.endings == [cmd.FailRequest("r", reason, 503)]
+    driver.tell(arrival("late", "base"))
+    assert driver.endings[1:] == [cmd.FailRequest("late", reason, 503)]
+    assert [run.tasks[0].request_id for run in driver.ran] == ["s"]

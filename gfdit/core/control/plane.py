@@ -222,7 +222,7 @@ class ControlPlane:
         if request_id in self.state.requests:
             raise ValueError(f"request id {request_id!r} is already alive")
         record = self.state.new_record(event.request, event.graph)
-        if self._gone and (reason := self._lacks_ranks(record)):
+        if (self._gone or self._residency.table) and (reason := self._lacks_ranks(record)):
             self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
             return False
         if self._residency.table and (reason := self._lacks_component(record)):
@@ -385,7 +385,7 @@ class ControlPlane:
         dropped = {}
         for kind, task in record.of_each_kind.items():
             excluded = self._memory.excluded(TaskView.of(record.request, task), task.candidates, self._now_s)
-            untried = self._within_reach(record.untried(task))
+            untried = self._within_reach(record.untried(task), self._places(record, kind))
             fitting = [spec for spec in untried if spec not in excluded]
             if not fitting and untried:
                 fitting = [max(untried, key=_by_width)]
@@ -393,20 +393,32 @@ class ControlPlane:
                 dropped[kind] = frozenset(task.candidates).difference(fitting)
         return dropped
 
-    def _within_reach(self, specs: Iterable[ParallelSpec]) -> list[ParallelSpec]:
-        """Those for which there are, or will be, enough ranks."""
-        num_ranks = self.state.ranks.num_known - len(self._gone)
+    def _within_reach(self, specs: Iterable[ParallelSpec], num_ranks: int) -> list[ParallelSpec]:
         return [spec for spec in specs if spec.size <= num_ranks]
+
+    def _num_places(self, component: str) -> int:
+        """Ranks that there are, or will be, and that may have ``component``."""
+        ranks, held = self.state.ranks, self._residency
+        if component not in held.table:
+            return ranks.num_known - len(self._gone)
+        known = (*ranks.present, *ranks.lost)
+        return len([rank for rank in known if rank not in self._gone and held.may_be_on(component, rank)])
+
+    def _places(self, record: RequestRecord, kind: TaskKind) -> int:
+        """For any task of ``kind`` that is left, whatever its component: memory is accounted for by kind."""
+        parts = (record.parts_left or {}).items()
+        places = [self._num_places(component) for (component, other), left in parts if left and other is kind]
+        return min(places, default=self._num_places(""))
 
     def _lacks_ranks(self, record: RequestRecord) -> str:
         """Why some task of ``record`` can never run, if that is so."""
-        ranks = self.state.ranks
-        for kind, task in record.of_each_kind.items():
-            specs = record.offered(task)
-            if record.tasks_left[kind] and not self._within_reach(specs):
+        for task in record.of_each_part:
+            specs, places = record.offered(task), self._num_places(task.component)
+            if not self._within_reach(specs, places):
                 least = min(spec.size for spec in specs)
-                left = f"{ranks.num_known - len(self._gone)} of {ranks.num_known} are left for good"
-                return f"its {kind} takes {least} ranks or more, and {left}"
+                of = f"of those that may have {task.component} {places}"
+                left = of if task.component else f"{places} of {self.state.ranks.num_known}"
+                return f"its {task.kind} takes {least} ranks or more, and {left} are left for good"
         return ""
 
     def _refuse_too_large(self, record: RequestRecord) -> cmd.FailRequest | None:
@@ -435,7 +447,7 @@ class ControlPlane:
         Of a batch each request goes on by itself.
         """
         task = next(task for task in dispatch.tasks if task.request_id == record.request.id)
-        if self._within_reach(record.untried(task)):
+        if self._within_reach(record.untried(task), self._places(record, task.kind)):
             self.state.recover(record)
         else:
             reason = self._memory.describe(TaskView.of(record.request, task), dispatch.layout.parallel)

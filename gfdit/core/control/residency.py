@@ -84,6 +84,10 @@ class Residency:
             raise broken(f"it takes {component.num_bytes} bytes, and rank {load.rank} has {free:.0f} left")
         return load
 
+    def may_be_on(self, name: str, rank: int) -> bool:
+        """Whether ``rank`` may have ``name``; a whole model is where it is."""
+        return name not in self._table or self._table[name].may_be_on(rank)
+
     def begin(self, load_id: int, load: Load) -> None:
         self.loading[load_id] = load
 
