@@ -22,8 +22,9 @@ def worthwhile_loads(
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
     That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
-    load it again, if somebody wants it. A component that is on no rank is loaded in any case; of the ranks that
-    are possible that is taken which loses least.
+    load it again, if somebody wants it. A component that is on no rank, or on fewer than a task takes, is loaded in
+    any case; of the ranks that are possible that is taken which loses least. Nobody drops what a task before needs on
+    several ranks: they would take it from each other for ever.
 
     Then ranks that have nothing to do all the same and room get what there is most to do with for each rank that
     has it: nothing is dropped for it, so that it is loaded once, and found there when more is asked for.
@@ -40,6 +41,7 @@ def worthwhile_loads(
         coming[rank.loading] += 1
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
+    keep: set[str] = set()
     for task in waiting:
         if not left:
             return
@@ -47,17 +49,19 @@ def worthwhile_loads(
         if (component := table.get(name)) is None:
             continue
         ahead[name] += 1
+        if (least := min([spec.size for spec in task.candidates])) > 1:
+            keep.add(name)
         if ahead[name] <= coming[name]:
             continue  # it will have that one
         options = [
             (_price_s(load, table, wanted), rank.id, load)
             for rank in left.values()
-            if (load := placer.load(name, rank, view)) is not None
+            if (load := placer.load(name, rank, view, keep)) is not None
         ]
         if not options:
             continue
         price_s, number, load = min(options, key=lambda option: option[:2])
-        if copies := num_with[name]:
+        if (copies := num_with[name]) >= least:
             saved_s = backlog_s[name] / (copies * (copies + 1))
             if component.load_s + price_s >= saved_s:
                 continue

@@ -326,10 +326,18 @@ class Books:
             for task in life.graph.tasks
             if task.kind in kinds
             for spec in task.candidates
-            if spec.size <= num_ranks and not life.has_tried(task.kind, spec, surely=False)
+            if spec.size <= self._num_places(task.kind, life, num_ranks)
+            and not life.has_tried(task.kind, spec, surely=False)
         ]
         if not kinds or (left and not self._gone):
             raise ContractError(f"{command} before it has tried {', '.join(map(str, left)) or 'anything'}")
+
+    def _num_places(self, kind: TaskKind, life: Life, num_ranks: int) -> int:
+        """On which any task of a kind may be."""
+        if self._components is None:
+            return num_ranks
+        names = {task.component for task in life.graph.tasks if task.kind is kind}
+        return min(self._components.num_places(name) for name in names)
 
 
 class FollowedPlane(ControlPlane):

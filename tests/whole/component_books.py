@@ -27,6 +27,11 @@ class ComponentBooks:
         self._bytes = {name: one.num_bytes for name, one in pool.components.items()}  # as far as it was told
         self._failures: dict[str, int] = {}  # in a row
 
+    def num_places(self, name: str) -> int:
+        """Ranks that may have it."""
+        component = self._pool.components.get(name)
+        return len([rank for rank in self._held if component is None or component.may_be_on(rank)])
+
     def before(self, event: ev.Event) -> None:
         """The control plane is about to hear of ``event``."""
         match event:
