@@ -10,6 +10,7 @@ from gfdit.core import ControlPlane, ParallelSpec, Policy, RankRecord, Request, 
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.components import Component
+from gfdit.core.control.residency import MAX_FAILURES
 from gfdit.core.cost.table import NominalCostModel
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.lego import Lego
@@ -116,3 +117,17 @@ def test_what_may_be_on_ranks_that_are_gone_for_good_ends() -> None:
     driver.tell(arrival("late", "base"))
     assert driver.endings[1:] == [cmd.FailRequest("late", reason, 503)]
     assert [run.tasks[0].request_id for run in driver.ran] == ["s"]
+
+
+def test_a_load_that_ends_its_process_again_and_again_ends_the_requests_that_need_it() -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)], num_ranks=1)
+    driver.answers = False
+    driver.tell(arrival("r", "base"))
+    for number in range(MAX_FAILURES):
+        assert (len(driver.loads), driver.endings) == (number + 1, [])
+        driver.tell(ev.RankLost(0, "killed"))
+        driver.tell(ev.RankJoined(0))
+    reason = "component base cannot be loaded: rank 0 was lost: killed"
+    assert driver.endings == [cmd.FailRequest("r", reason, 503)]
+    driver.tell(arrival("s", "net"))
+    assert [load.component for load in driver.loads[MAX_FAILURES:]] == ["net"]

@@ -930,11 +930,18 @@ class ControlPlane:
         if load is None:
             return False
         self.state.ranks.end_load(load.rank, None if event.error else load.component)
-        if event.error and (reason := self._residency.why_not(load.component, self._now_s)):
-            there = any([load.component in rank.resident for rank in self.state.ranks.present.values()])
-            for record in () if there else self.state.needing(load.component):
-                self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
+        if event.error:
+            self._end_without(load.component)
         return True
+
+    def _end_without(self, component: str) -> None:
+        """A load has failed: if it is hopeless, end the requests that need it and have it nowhere."""
+        if not (reason := self._residency.why_not(component, self._now_s)):
+            return
+        if any([component in rank.resident for rank in self.state.ranks.present.values()]):
+            return
+        for record in self.state.needing(component):
+            self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
 
     def _lacks_component(self, record: RequestRecord) -> str:
         """Why ``record`` cannot be served, if something that it needs is nowhere and cannot be loaded."""
@@ -1007,7 +1014,7 @@ class ControlPlane:
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
         self._quarantine.drop(event.rank)
-        self._residency.drop_rank(event.rank)
+        loading = self._residency.drop_rank(event.rank, event.reason, self._now_s)
         for record in self.state.requests.values():
             if event.rank in record.suspects:
                 record.suspects.remove(event.rank)
@@ -1015,6 +1022,8 @@ class ControlPlane:
         self._drop_from_dispatches(event.rank, event.reason)
         for record in self.state.lacking():
             self.state.recover(record)
+        for component in loading:
+            self._end_without(component)
 
     def _drop_from_migrations(self, rank: int) -> None:
         for migration in list(self.migrations.values()):
