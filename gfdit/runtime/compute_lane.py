@@ -58,6 +58,7 @@ class ComputeLane:
         claims: Claims,
         monitor: CompletionMonitor,
         deliveries: Deliveries | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self.executor = executor
@@ -71,6 +72,7 @@ class ComputeLane:
         self.streams = executor.streams = migration.streams
         self._claims = claims
         self._monitor = monitor
+        self._clock = clock
         self._payloads: dict[str, bytes] = {}
         self._generation = 0  # the highest of an edge of this lane
         self._num_points = 0  # of memory, that were told
@@ -175,14 +177,14 @@ class ComputeLane:
     def _load(self, command: LoadComponent) -> None:
         """Nothing uses what is dropped: no task of this rank is under way."""
         self._monitor.drain()
-        start_s, num_bytes, error = time.monotonic(), 0, ""
+        start_s, num_bytes, error = self._clock(), 0, ""
         try:
             num_bytes = self.executor.load_component(command.component, command.evict)
         except Exception as failure:
             logger.exception("rank %d cannot load %s", self.rank, command.component)
             error = f"{type(failure).__name__}: {failure}"
             forget_frames(failure)
-        seconds = time.monotonic() - start_s
+        seconds = self._clock() - start_s
         self.reports.tell(ComponentLoaded(command.load_id, self.rank, seconds, num_bytes, error))
 
     def _reset_edges(self, command: ResetEdges) -> None:
