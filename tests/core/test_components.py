@@ -131,3 +131,16 @@ def test_a_load_that_ends_its_process_again_and_again_ends_the_requests_that_nee
     assert driver.endings == [cmd.FailRequest("r", reason, 503)]
     driver.tell(arrival("s", "net"))
     assert [load.component for load in driver.loads[MAX_FAILURES:]] == ["net"]
+
+
+def test_what_can_run_is_not_held_up_by_what_has_no_place() -> None:
+    driver = Driver([Component("text", 1, ranks=(0,)), Component("vae", 1)], policy=Triage())
+    driver.tell(ev.RankLost(0, "test"))
+    request = Request("r", "workflow", Shape(64, 64), 0, 0.0)
+    tasks = [
+        Task(f"r/{name}", "r", kind, 0, (), (f"r/{name}-made",), (ParallelSpec(1),), (), name, name)
+        for name, kind in (("text", TaskKind.ENCODE), ("vae", TaskKind.PREPARE))
+    ]
+    driver.tell(ev.RequestArrived(request, TaskGraph("r", tuple(tasks))))
+    assert [run.tasks[0].component for run in driver.ran] == ["vae"]
+    assert driver.faults == []
