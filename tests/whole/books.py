@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gfdit.core import ParallelSpec, Request, TaskGraph, TaskKind
+from gfdit.core import ParallelSpec, Request, Task, TaskGraph, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
@@ -126,6 +126,7 @@ class Books:
         self._replaced: set[int] = set()  # that have done nothing since
         self._ended: set[str] = set()
         self._harmed: set[int] = set()  # dispatches
+        self._read: set[str] = set()  # artifacts, while they were made
         self._ever_exhausted = False  # some rank ran out of memory
         self._gone: set[int] = set()  # ranks that do not join again
         for life in lives.values():
@@ -187,15 +188,21 @@ class Books:
         harmed = operation.bereft or len(operation.known_finished) < len(operation.ranks)
         # What is queued behind a task that fails had no chance: it does not count.
         was_tried = operation.known_finished or operation.blamed or operation.exhausted
-        lost = harmed and not (was_tried or command.after in self._harmed)
+        lost = harmed and not (was_tried or command.after in self._harmed or self._is_read(command.tasks))
         if harmed:
             self._harmed.add(command.dispatch_id)
+        if operation.known_finished:
+            self._read.update(name for task in command.tasks for name in task.deferred)
         if operation.exhausted:
             self._ever_exhausted = True
             self._note_exhausted(operation, command)
         for life in {id(life): life for life in operation.lives}.values():
             life.num_harmed += harmed
             life.num_lost += lost
+
+    def _is_read(self, tasks: tuple[Task, ...]) -> bool:
+        """All that was to be made has been read on its way: who made it need not run again."""
+        return all(task.outputs and self._read.issuperset(task.outputs) for task in tasks)
 
     def _note_exhausted(self, operation: Operation, command: cmd.RunTask) -> None:
         if len(command.tasks) > 1:

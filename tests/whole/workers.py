@@ -491,6 +491,7 @@ class Worker(Host):
             world.claims,
             HostMonitor(clock),
             None if world.weather.longest_delivery_s is None else SimulatedDeliveries(self),
+            clock,
         )
         watch = Watch(
             msg.Heartbeat(self.rank, self.incarnation),
