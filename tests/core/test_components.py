@@ -144,3 +144,20 @@ def test_what_can_run_is_not_held_up_by_what_has_no_place() -> None:
     driver.tell(ev.RequestArrived(request, TaskGraph("r", tuple(tasks))))
     assert [run.tasks[0].component for run in driver.ran] == ["vae"]
     assert driver.faults == []
+
+
+def test_what_nobody_reads_was_not_read_on_its_way() -> None:
+    """A task whose rank is lost runs again, also in a graph with streams."""
+    driver = Driver([Component("net", 1), Component("base", 1)], num_ranks=1)
+    request = Request("r", "workflow", Shape(64, 64), 1, 0.0)
+    one = (ParallelSpec(1),)
+    tasks = (
+        Task("r/last", "r", TaskKind.ENCODE, 0, (), ("r/unread",), one, (), "net", "last"),
+        Task("r/net", "r", TaskKind.CONTROL, 0, (), ("r/residuals",), one, (), "net", "net"),
+        Task("r/base", "r", TaskKind.DENOISE, 0, (), (), one, ("r/residuals",), "base", "base"),
+    )
+    driver.tell(ev.RequestArrived(request, TaskGraph("r", tasks)))
+    assert [task.id for task in driver.ran[0].tasks] == ["r/last"]
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(ev.RankJoined(0))
+    assert [task.id for task in driver.ran[1].tasks] == ["r/last"]
