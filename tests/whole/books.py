@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gfdit.core import ParallelSpec, Request, Task, TaskGraph, TaskKind
+from gfdit.core import ParallelSpec, Request, TaskGraph, TaskKind
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
@@ -45,10 +45,12 @@ class Life:
     # At which kinds and specifications it ran out of memory, for sure and perhaps, as far as this process knows.
     exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
     streamed: frozenset[str] = field(init=False)  # what some task reads while it is made
+    consumed: frozenset[str] = field(init=False)  # or at all
     perhaps_exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.streamed = frozenset(name for task in self.graph.tasks for name in task.deferred)
+        self.consumed = frozenset(name for task in self.graph.tasks for name in task.reads)
 
     def has_tried(self, kind: TaskKind, spec: ParallelSpec, *, surely: bool) -> bool:
         """Whether it ran out of memory on at least as many ranks."""
@@ -188,7 +190,7 @@ class Books:
         harmed = operation.bereft or len(operation.known_finished) < len(operation.ranks)
         # What is queued behind a task that fails had no chance: it does not count.
         was_tried = operation.known_finished or operation.blamed or operation.exhausted
-        lost = harmed and not (was_tried or command.after in self._harmed or self._is_read(command.tasks))
+        lost = harmed and not (was_tried or command.after in self._harmed or self._is_read(operation))
         if harmed:
             self._harmed.add(command.dispatch_id)
         if operation.known_finished:
@@ -200,9 +202,12 @@ class Books:
             life.num_harmed += harmed
             life.num_lost += lost
 
-    def _is_read(self, tasks: tuple[Task, ...]) -> bool:
-        """All that was to be made has been read on its way: who made it need not run again."""
-        return all(task.outputs and self._read.issuperset(task.outputs) for task in tasks)
+    def _is_read(self, operation: Operation) -> bool:
+        """All that somebody was to read has been read on its way: who made it need not run again."""
+        assert isinstance(operation.command, cmd.RunTask)
+        outputs = {name for task in operation.command.tasks for name in task.outputs}
+        wanted = {name for life in operation.lives for name in outputs & life.consumed}
+        return bool(wanted) and wanted <= self._read
 
     def _note_exhausted(self, operation: Operation, command: cmd.RunTask) -> None:
         if len(command.tasks) > 1:

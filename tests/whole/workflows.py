@@ -65,7 +65,7 @@ class Pool:
         for name in names:
             num_bytes = draw.randint(1, 4) * KIB
             some = None
-            if draw.random() < 0.25:  # as many as the narrowest steps take, at least
+            if draw.random() < 0.12:
                 some = tuple(sorted(draw.sample(range(num_ranks), draw.randint(1, num_ranks))))
             components[name] = Component(name, num_bytes, draw.choice([0.0, 0.1, 2.0]), draw.random() < 0.1, some)
         pinned = sum(one.num_bytes for one in components.values() if one.pinned)
@@ -73,8 +73,8 @@ class Pool:
         limit = draw.choice([None, least, least + draw.randint(1, 4) * KIB, least + 6 * KIB])
         flaws = {}
         for _ in range(draw.choice([0, 0, 1, 1, 2])):
-            share = draw.choice([0.3, 0.6, 1.0])
-            flaws[draw.choice(names)] = draw.choice(
+            share = draw.choice([0.1, 0.5, 1.0])
+            flaws[draw.choice(["text-1", "base-1", "net-0", "net-1", "net-2", draw.choice(names)])] = draw.choice(
                 [Flaws(load_fails=share), Flaws(load_kills=share), Flaws(task_fails=share), Flaws(task_kills=share)]
             )
         measured = {

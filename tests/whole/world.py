@@ -494,8 +494,9 @@ class World:
 
     def _note(self, event: ev.Event) -> None:
         self._num_handled += 1
-        if isinstance(event, ev.ComponentLoaded):
-            self.counts["answers to loads"] += 1
+        match event:
+            case ev.ComponentLoaded(error=error):
+                self.counts["loads that failed" if error else "loads that went well"] += 1
         if isinstance(event, ev.TaskFinished) and self._supervisor and event.rank in self._supervisor.workers:
             self._last[event.rank].has_worked = True
         if not isinstance(event, (ev.LookAhead, ev.WakeUp)):
