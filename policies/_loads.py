@@ -25,8 +25,9 @@ def worthwhile_loads(
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
     That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
-    load it again, if somebody wants it. A component that is on no rank is loaded in any case; of the ranks that
-    are possible that is taken which loses least.
+    load it again, if somebody wants it. A component that is on no rank, or on fewer than a task takes, is loaded in
+    any case; of the ranks that are possible that is taken which loses least. Nobody drops what a task before needs on
+    several ranks: they would take it from each other for ever.
 
     Then ranks that have nothing to do all the same and room get what there is most to do with for each rank that
     has it: nothing is dropped for it, so that it is loaded once, and found there when more is asked for.
@@ -40,18 +41,24 @@ def worthwhile_loads(
     coming = _copies(left.values()) + loading  # who waits for other ranks, does so in spite of those that are idle
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
+    keep: set[str] = set()
     for task in waiting:
         if not left:
             return
         name = task.model
         if (component := table.get(name)) is None:
             continue
-        ahead[name] += 1
+        least = min([spec.size for spec in task.candidates])
+        if least > 1:
+            keep.add(name)
+        ahead[name] += least
         if ahead[name] <= coming[name]:
             continue  # it will have that one
         copies = num_with[name]
-        most_s = backlog_s[name] / (copies * (copies + 1)) if copies else math.inf
-        if component.load_s >= most_s or (best := _cheapest(name, left.values(), wanted, view, placer)) is None:
+        most_s = math.inf if copies < least else backlog_s[name] / (copies * (copies + 1))
+        if component.load_s >= most_s:
+            continue
+        if (best := _cheapest(name, left.values(), wanted, keep, view, placer)) is None:
             continue
         price_s, load = best
         if component.load_s + price_s < most_s:
@@ -63,12 +70,17 @@ def worthwhile_loads(
 
 
 def _cheapest(
-    name: str, ranks: Iterable[RankView], wanted: set[str], view: SchedulerView, placer: Placer
+    name: str,
+    ranks: Iterable[RankView],
+    wanted: set[str],
+    keep: set[str],
+    view: SchedulerView,
+    placer: Placer,
 ) -> tuple[float, Load] | None:
     """Where ``name`` can be loaded, and the time to load again what is dropped there and wanted."""
     best: tuple[float, Load] | None = None
     for rank in ranks:
-        if (load := placer.load(name, rank, view)) is not None:
+        if (load := placer.load(name, rank, view, keep)) is not None:
             price_s = sum([view.components[one].load_s for one in load.evict if one in wanted])
             if best is None or price_s < best[0]:
                 best = price_s, load

@@ -104,6 +104,8 @@ class Triage:
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
         tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
+        if view.components:
+            tasks |= {task.request_id: task for task in reversed(view.ready) if _has_place(task, view)}
         ready = [prospects[name] for name in reversed(tasks) if name in prospects]
         free = FreeRanks.of(view.ranks)
         set_dues(
@@ -230,6 +232,12 @@ class Triage:
             lambda prospect, batch_s: self._may_share(prospect, now_s + batch_s - prospect.step_s),
         )
         return {tasks[host.request.id].id: [tasks[one.request.id].id for one in guests] for host, guests in shared}
+
+
+def _has_place(task: TaskView, view: SchedulerView) -> bool:
+    """Whether any rank that is there may have the component of ``task``."""
+    component = view.components.get(task.model)
+    return component is None or component.ranks is None or any([component.may_be_on(r.id) for r in view.ranks])
 
 
 def _is_step(prospect: Prospect, tasks: Mapping[str, TaskView]) -> bool:

@@ -171,7 +171,10 @@ class RankLost(_Event, frozen=True, gc=False):
 
 
 class RankJoined(_Event, frozen=True, gc=False):
+    """``resident`` are the components that it has loaded; None: what a new process has."""
+
     rank: int
+    resident: tuple[str, ...] | None = None
 
 
 class Reconnected(_Event, frozen=True, gc=False):

@@ -58,6 +58,7 @@ class ComputeLane:
         claims: Claims,
         monitor: CompletionMonitor,
         deliveries: Deliveries | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self.executor = executor
@@ -71,6 +72,7 @@ class ComputeLane:
         self.streams = executor.streams = migration.streams
         self._claims = claims
         self._monitor = monitor
+        self._clock = clock
         self._payloads: dict[str, bytes] = {}
         self._generation = 0  # the highest of an edge of this lane
         self._num_points = 0  # of memory, that were told
@@ -175,14 +177,14 @@ class ComputeLane:
     def _load(self, command: LoadComponent) -> None:
         """Nothing uses what is dropped: no task of this rank is under way."""
         self._monitor.drain()
-        start_s, num_bytes, error = time.monotonic(), 0, ""
+        start_s, num_bytes, error = self._clock(), 0, ""
         try:
             num_bytes = self.executor.load_component(command.component, command.evict)
         except Exception as failure:
             logger.exception("rank %d cannot load %s", self.rank, command.component)
             error = f"{type(failure).__name__}: {failure}"
             forget_frames(failure)
-        seconds = time.monotonic() - start_s
+        seconds = self._clock() - start_s
         self.reports.tell(ComponentLoaded(command.load_id, self.rank, seconds, num_bytes, error))
 
     def _reset_edges(self, command: ResetEdges) -> None:
@@ -214,7 +216,8 @@ class ComputeLane:
         generation = max(self._generation, self._migration.await_reconnected(first_id))
         held = self.executor.holdings()
         unsound = [one.artifact for one in held if not self.made_by.is_sound(one.artifact)]
-        self.executor.free(self.made_by.forget(unsound))  # nobody would, of what is not told
+        self.executor.free(gone := self.made_by.forget(unsound))  # nobody would, of what is not told
+        self.streams.forget(gone)
         sound = tuple(one for one in held if one.artifact not in unsound)
         resident = self.executor.resident()
         self.reports.tell(msg.WorkerReady(self.rank, self._incarnation, first_id, sound, generation, resident))
@@ -286,7 +289,10 @@ class TaskWork:
         lane, results = self._lane, self.results
         self.results = dict  # what is delivered need not be kept
         lane.reports.deliver(results())
-        lane.executor.free(lane.made_by.forget(self._command.consumes))
+        consumed = lane.made_by.forget(self._command.consumes)
+        lane.executor.free(consumed)
+        if lane.streams.any_held:  # it may have been made here, and read as a whole
+            lane.streams.forget(consumed)
 
     def _finish_beside(self, at_s: float) -> None:
         """Peers are at other tasks: a failure is none of theirs."""

@@ -341,7 +341,8 @@ class ControlProcess:
             names = tuple(held.artifact for held in message.holdings)
             self._port.send("migration", (rank,), cmd.FreeArtifacts((rank,), names, self.config.first_id))
         logger.info("rank %d is back", rank)
-        self._feed(ev.RankJoined(rank))
+        # One that is late has kept what it has loaded.
+        self._feed(ev.RankJoined(rank, message.resident or None))
 
     # Input
 

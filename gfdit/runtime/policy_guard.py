@@ -39,6 +39,7 @@ class GuardedPolicy:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
         self.sees_memory = getattr(policy, "sees_memory", False)
+        self.places_components = getattr(policy, "places_components", False)
         self.timeout_s = timeout_s
         self._policy = policy
         self._num_repeats = 0

@@ -175,6 +175,10 @@ class Streams:
 
     # Both
 
+    @property
+    def any_held(self) -> bool:
+        return bool(self._streams)
+
     def forget(self, artifacts: tuple[str, ...]) -> None:
         """They are freed: nobody reads them any more."""
         gone = set(artifacts)

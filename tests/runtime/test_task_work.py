@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from gfdit.comm import CommAborted
 from gfdit.core import ExecutionLayout, ParallelSpec, Task, TaskKind
@@ -15,6 +16,7 @@ from gfdit.core.events import TaskDelivering, TaskDispatched, TaskFailed, TaskFi
 from gfdit.runtime import messages as msg
 from gfdit.runtime.compute_lane import TaskWork
 from gfdit.runtime.made_by import MadeBy
+from gfdit.runtime.streams import Streams
 
 PAIR = ExecutionLayout((0, 1), ParallelSpec(2))
 
@@ -61,6 +63,7 @@ class Lane:
     made_by: MadeBy = field(default_factory=MadeBy)
     deliveries: Beside | None = None
     delivered: list[dict[str, bytes]] = field(default_factory=list)
+    streams: Streams = field(default_factory=Streams)
 
     @property
     def reports(self) -> Any:
@@ -201,3 +204,14 @@ def test_other_ranks_of_a_decode_are_done_at_once() -> None:
     lane = Lane(rank=1, deliveries=Beside())
     decode(lane, dict)
     assert outcome(lane, 9) is TaskFinished and TaskDelivering(9, 1) not in lane.told
+
+
+def test_what_is_read_as_a_whole_where_it_was_made_leaves_no_stream() -> None:
+    lane = Lane()
+    lane.streams.begin(1, ("a/latents/1",), {})
+    lane.streams.emit("a/latents/1", torch.zeros(2))
+    lane.streams.end()
+    assert lane.streams.any_held
+    work(lane, 1).finished(1.0)  # which consumes it
+    assert lane.freed == ["a/latents/1"]
+    assert not lane.streams.any_held

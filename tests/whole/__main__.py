@@ -32,6 +32,7 @@ def main() -> int:
         return 0
     done = storm(arguments.first_seed, arguments.events, _show)
     print(f"{done.num_events:,} events in {done.seconds:.0f} s, {dict(done.endings)}")
+    print(f"of workflows: {dict(done.counts)}")
     if done.failed_seed is None:
         print("nothing wrong")
         return 0

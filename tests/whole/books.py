@@ -15,15 +15,13 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.control import ControlPlane
 from gfdit.core.layouts import not_wider
+from tests.whole.component_books import ComponentBooks
+from tests.whole.contract import ContractError
 
 MAX_RETRIES = 3
 MAX_FAILURES = 2  # of a rank in a row, until it is replaced
 NUM_OWN_FAILURES = 2  # of a request on its own, until it is to blame
 End = cmd.CompleteRequest | cmd.CancelRequest | cmd.RejectRequest | cmd.FailRequest
-
-
-class ContractError(AssertionError):
-    """Something that must not be done, or not be let happen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +44,13 @@ class Life:
     num_lost: int = 0
     # At which kinds and specifications it ran out of memory, for sure and perhaps, as far as this process knows.
     exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+    streamed: frozenset[str] = field(init=False)  # what some task reads while it is made
+    consumed: frozenset[str] = field(init=False)  # or at all
     perhaps_exhausted: set[tuple[TaskKind, ParallelSpec]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.streamed = frozenset(name for task in self.graph.tasks for name in task.deferred)
+        self.consumed = frozenset(name for task in self.graph.tasks for name in task.reads)
 
     def has_tried(self, kind: TaskKind, spec: ParallelSpec, *, surely: bool) -> bool:
         """Whether it ran out of memory on at least as many ranks."""
@@ -103,8 +107,13 @@ class Books:
         allows_policy_faults: bool,
         max_queue_s: float | None,
         given_up: set[int],
+        components: ComponentBooks | None = None,
     ) -> None:
-        """``archive`` is where every operation is found by its number, for good; ``given_up`` gets ranks."""
+        """``archive`` is where every operation is found by its number, for good; ``given_up`` gets ranks.
+
+        ``components``: the books of these, where there are workflows.
+        """
+        self._components = components
         self.operations: dict[int, Operation] = {}  # until everybody has reported
         self._archive = archive
         self.num_emitted = 0
@@ -119,6 +128,7 @@ class Books:
         self._replaced: set[int] = set()  # that have done nothing since
         self._ended: set[str] = set()
         self._harmed: set[int] = set()  # dispatches
+        self._read: set[str] = set()  # artifacts, while they were made
         self._ever_exhausted = False  # some rank ran out of memory
         self._gone: set[int] = set()  # ranks that do not join again
         for life in lives.values():
@@ -127,6 +137,8 @@ class Books:
 
     def before(self, event: ev.Event) -> None:
         """The control plane is about to hear of ``event``."""
+        if self._components is not None:
+            self._components.before(event)
         match event:
             case ev.RequestArrived(request):
                 self._ended.discard(request.id)
@@ -178,15 +190,24 @@ class Books:
         harmed = operation.bereft or len(operation.known_finished) < len(operation.ranks)
         # What is queued behind a task that fails had no chance: it does not count.
         was_tried = operation.known_finished or operation.blamed or operation.exhausted
-        lost = harmed and not (was_tried or command.after in self._harmed)
+        lost = harmed and not (was_tried or command.after in self._harmed or self._is_read(operation))
         if harmed:
             self._harmed.add(command.dispatch_id)
+        if operation.known_finished:
+            self._read.update(name for task in command.tasks for name in task.deferred)
         if operation.exhausted:
             self._ever_exhausted = True
             self._note_exhausted(operation, command)
         for life in {id(life): life for life in operation.lives}.values():
             life.num_harmed += harmed
             life.num_lost += lost
+
+    def _is_read(self, operation: Operation) -> bool:
+        """All that somebody was to read has been read on its way: who made it need not run again."""
+        assert isinstance(operation.command, cmd.RunTask)
+        outputs = {name for task in operation.command.tasks for name in task.outputs}
+        wanted = {name for life in operation.lives for name in outputs & life.consumed}
+        return bool(wanted) and wanted <= self._read
 
     def _note_exhausted(self, operation: Operation, command: cmd.RunTask) -> None:
         if len(command.tasks) > 1:
@@ -200,6 +221,8 @@ class Books:
     def after(self, command: cmd.Command, plane: ControlPlane) -> None:
         """The control plane has answered with ``command``, among others."""
         self.num_emitted += 1
+        if self._components is not None:
+            self._components.after(command, self._lives, self.operations)
         match command:
             case cmd.RunTask(number, tasks, layout):
                 lives = [self._lives[task.request_id] for task in tasks if task.request_id in self._lives]
@@ -218,7 +241,7 @@ class Books:
                 self._check_ranks(ranks, plane)
             case cmd.ResetEdges(_, _, ranks):
                 self._check_ranks(ranks, plane)
-            case cmd.ProbeRank(_, rank):
+            case cmd.ProbeRank(_, rank) | cmd.LoadComponent(_, rank):
                 self._check_ranks((rank,), plane)
             case cmd.RestartRank(rank, _, for_good):
                 self._condemn(rank, for_good, plane)
@@ -244,6 +267,8 @@ class Books:
     def check(self, plane: ControlPlane, now_s: float) -> None:
         """After every event."""
         plane.check_integrity()
+        if self._components is not None:
+            self._components.check(plane)
         if self._max_queue_s is not None:
             for name, record in plane.state.requests.items():
                 life = self._lives.get(name)
@@ -291,6 +316,8 @@ class Books:
         elif command.status_code == 503 and command.error.endswith("are left for good"):
             if not self._gone:
                 raise ContractError(f"{command} although every rank is to come")
+        elif self._components is not None and command.error.startswith("component "):
+            pass  # they have looked at it
         elif "device memory" in command.error:
             self._check_too_large(command, life, plane.state.ranks.num_known)
         elif command.status_code == 503:
@@ -311,10 +338,18 @@ class Books:
             for task in life.graph.tasks
             if task.kind in kinds
             for spec in task.candidates
-            if spec.size <= num_ranks and not life.has_tried(task.kind, spec, surely=False)
+            if spec.size <= self._num_places(task.kind, life, num_ranks)
+            and not life.has_tried(task.kind, spec, surely=False)
         ]
         if not kinds or (left and not self._gone):
             raise ContractError(f"{command} before it has tried {', '.join(map(str, left)) or 'anything'}")
+
+    def _num_places(self, kind: TaskKind, life: Life, num_ranks: int) -> int:
+        """On which any task of a kind may be."""
+        if self._components is None:
+            return num_ranks
+        names = {task.component for task in life.graph.tasks if task.kind is kind}
+        return min(self._components.num_places(name) for name in names)
 
 
 class FollowedPlane(ControlPlane):

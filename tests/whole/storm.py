@@ -21,6 +21,7 @@ class Storm:
     num_control_deaths: int = 0
     seconds: float = 0.0
     endings: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # of what befell components and streams
     digests: list[int] = field(default_factory=list)  # of the runs, from the first seed on
     failed_seed: int | None = None
     failure: str = ""
@@ -48,6 +49,7 @@ def storm(
         done.num_deaths += world.num_deaths
         done.num_control_deaths += world.num_control_deaths
         done.endings += world.endings
+        done.counts += world.counts
         done.digests.append(world.digest)
         done.seconds = time.monotonic() - start_s
         progress(done)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, Policy, SchedulerView
+from gfdit.core.components import Load
 from gfdit.core.policy.admission import with_admission
 from gfdit.policies.edf import Edf
 from gfdit.policies.equipartition import Equipartition
@@ -16,6 +17,7 @@ from gfdit.policies.rssp import Rssp
 from gfdit.policies.srtf import Srtf
 from gfdit.policies.tetriserve import TetriServe
 from gfdit.policies.triage import Triage
+from tests.whole.workflows import Pool
 
 POLICIES = (RandomLayout, Equipartition, Fcfs, Srtf, Edf, Rssp, TetriServe, Triage)
 
@@ -56,6 +58,7 @@ class Moody:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
         self.sees_memory = getattr(policy, "sees_memory", False)
+        self.places_components = getattr(policy, "places_components", False)
         self._policy = policy
         self._weather = weather
         self._draw = random.Random(seed)
@@ -87,6 +90,16 @@ class Moody:
             Decision(decision.dispatches, wake_at_s=view.now_s - 1.0),
             Decision(decision.dispatches, wake_at_s=float("nan")),
         ]
+        if view.components:
+            name = draw.choice(list(view.components))
+            lies += [
+                Decision(decision.dispatches, loads=("nothing",)),  # type: ignore[arg-type]
+                Decision(decision.dispatches, loads=(Load(99, name), *decision.loads)),
+                Decision(decision.dispatches, loads=(*decision.loads, *decision.loads)),
+                Decision(decision.dispatches, loads=(*decision.loads, Load(rank.id, name))),  # it may be there
+                Decision(decision.dispatches, loads=(Load(rank.id, "no component"), *decision.loads)),
+                Decision((), loads=(Load(rank.id, name, tuple(view.components)),)),
+            ]
         return draw.choice(lies)  # type: ignore[return-value]
 
 
@@ -129,6 +142,8 @@ class Weather:
     tokens_per_rank: int | None  # that its memory is large enough for, in a step
     longest_delivery_s: float | None  # of a result, beside other tasks; None: before them
     split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
+    workflows: bool  # some requests are: components come and go
+    load_error: float  # of any component
 
     @classmethod
     def draw(cls, draw: random.Random) -> Weather:
@@ -174,16 +189,22 @@ class Weather:
             tokens_per_rank=random.Random(repr(draw.getstate())).choice([None, None, None, None, 300, 1100, 2500]),
             longest_delivery_s=random.Random(f"{draw.getstate()} delivery").choice([None, None, None, 0.1, 3.0]),
             split=split,
+            workflows=(pools := random.Random(f"{draw.getstate()} workflows")).random() < 0.3,
+            load_error=pools.choice([0.0, 0.0, 0.1]),
         )
 
     @property
     def has_policy_faults(self) -> bool:
         return bool(self.policy_fault or self.policy_lie or self.policy_hang)
 
-    def policy(self, seed: int, hang: Callable[[], None]) -> Policy:
+    def policy(self, seed: int, hang: Callable[[], None], pool: Pool | None) -> Policy:
         """The same one whenever it is asked for. ``hang`` is what it does that does not come back."""
         draw = random.Random(seed)
-        policy: Policy = ChangingPlaces(seed) if self.split else draw.choice(POLICIES)()
+        policy: Policy
+        if pool is not None:
+            policy = pool.policy(draw, seed)
+        else:
+            policy = ChangingPlaces(seed) if self.split else draw.choice(POLICIES)()
         if self.has_policy_faults:
             policy = Moody(policy, self, seed, hang)
         return with_admission(policy, self.admission)

@@ -37,6 +37,7 @@ from gfdit.runtime.watch import Watch
 from tests.whole.books import Operation
 from tests.whole.comm import SimulatedComm
 from tests.whole.strands import Host, SimulatedCondition, Strand
+from tests.whole.workflows import MAX_PARTS, SOUND, WHOLE_MODEL, parts_of
 
 if TYPE_CHECKING:
     from tests.whole.world import World
@@ -87,13 +88,15 @@ class TaskRaisedError(Exception):
 
 
 class ModelExecutor:
-    """A :class:`~gfdit.runtime.executor.TaskExecutor` without a model."""
+    """A :class:`~gfdit.runtime.executor.TaskExecutor` without a model; its components are names."""
 
     device = torch.device("cpu")
     streams: Streams
 
     def __init__(self, worker: Worker, comm: SimulatedComm) -> None:
         self.store: dict[str, ArtifactParts] = {}
+        pool = worker.world.pool
+        self.loaded = {WHOLE_MODEL} if pool is None else pool.pinned_on(worker.rank)
         self._worker = worker
         self._comm = comm
 
@@ -106,6 +109,8 @@ class ModelExecutor:
             if not task.inputs and payloads.get(task.request_id) != task.request_id.encode():
                 world.accuse(f"rank {worker.rank} runs {task.id} without its payload")
             self._check_inputs(task, layout)
+            if (component := task.component or WHOLE_MODEL) not in self.loaded:
+                world.accuse(f"rank {worker.rank} runs {task.id} without {component}")
         world.decide_fate(operation)
         if worker.is_faulty and world.draw.random() < world.weather.faulty_share:
             self._raise(operation)
@@ -118,10 +123,14 @@ class ModelExecutor:
                 self._comm.barrier(group)
             world.scheduler.sleep(seconds / 2)
             self._fail_if_told(operation, late=False)
+            self._suffer_from_flaws(operation, tasks)
             worker.get_stuck_if_told()
             if len(layout.ranks) > 1:
                 self._comm.barrier(group)
-            world.scheduler.sleep(seconds / 2)
+            if world.pool is None:
+                world.scheduler.sleep(seconds / 2)
+            else:
+                self._stream(tasks, seconds / 2)
             self._fail_if_told(operation, late=True)
         except Exception:
             # How far it got is open, but for its inputs.
@@ -136,9 +145,29 @@ class ModelExecutor:
             }
         return lambda: made
 
+    def _stream(self, tasks: tuple[Task, ...], seconds: float) -> None:
+        """Part after part: what is read on its way, if all of it is wanted, and what is handed on meanwhile."""
+        world, streams = self._worker.world, self.streams
+        for index in range(MAX_PARTS + 1):
+            world.scheduler.sleep(seconds / (MAX_PARTS + 1))
+            for task in tasks:
+                for name in task.deferred:
+                    if streams.is_stream(name) and index < parts_of(name) - (len(name) % 5 == 0):
+                        found, whole = streams.fetch(name, index), world.parts.part(name, index)
+                        if not torch.equal(found, whole):
+                            world.accuse(f"rank {self._worker.rank} gets {found} for part {index} of {name}")
+                        world.counts["parts read on their way"] += 1
+                life = world.lives.get(task.request_id)
+                streamed = () if life is None else life.streamed
+                for name in task.outputs:
+                    if name in streamed and index < parts_of(name):
+                        streams.emit(name, world.parts.part(name, index))
+
     def _check_inputs(self, task: Task, layout: ExecutionLayout) -> None:
         worker = self._worker
-        for name in task.inputs:
+        for name in task.reads:
+            if self.streams.is_stream(name):
+                continue
             held = self.store.get(name)
             needed = worker.world.contents.parts(name, layout, worker.rank)
             if held is None or not _are_alike(held, needed):
@@ -150,6 +179,19 @@ class ModelExecutor:
         if operation.fault == "echo":
             raise CommTimeout(self._worker.rank, (operation.ranks[0], self._worker.rank))
         if operation.fault == "error":
+            self._raise(operation)
+
+    def _suffer_from_flaws(self, operation: Operation, tasks: tuple[Task, ...]) -> None:
+        """Of the component that runs."""
+        worker, world = self._worker, self._worker.world
+        if world.pool is None or operation.culprit != worker.rank:
+            return
+        flaws = world.pool.flaws.get(tasks[0].component, SOUND)
+        if world.draw.random() < flaws.task_kills:
+            world.counts["tasks that end their process"] += 1
+            worker.end_itself()
+        if world.draw.random() < flaws.task_fails:
+            world.counts["tasks that fail"] += 1
             self._raise(operation)
 
     @staticmethod
@@ -168,10 +210,32 @@ class ModelExecutor:
         return tuple(view for task in tasks for view in self._worker.world.contents.to_report(task))
 
     def load_component(self, name: str, evict: tuple[str, ...]) -> int:
-        raise AssertionError("there are no components")
+        worker, world = self._worker, self._worker.world
+        pool = world.pool
+        assert pool is not None
+        command = worker.current["compute"]
+        worker.check_is_new("compute", command.load_id)
+        if name in self.loaded or not self.loaded.issuperset(evict):
+            world.accuse(f"rank {worker.rank}, which has {sorted(self.loaded)}, is told {command}")
+        self.loaded.difference_update(evict)
+        world.counts["unloads"] += len(evict)
+        world.counts["loads"] += 1
+        if pool.component_bytes is not None and pool.num_bytes(self.loaded | {name}) > pool.component_bytes:
+            world.accuse(f"rank {worker.rank}, which has {sorted(self.loaded)}, has no room for {name}")
+        flaws = pool.flaws.get(name, SOUND)
+        world.scheduler.sleep(pool.components[name].load_s * world.draw.uniform(0.5, 2.0) * worker.slowness)
+        worker.get_stuck_if_told()
+        if world.draw.random() < flaws.load_kills:
+            world.counts["loads that end their process"] += 1
+            worker.end_itself()
+        if world.draw.random() < max(flaws.load_fails, world.weather.load_error):
+            world.counts["loads that fail"] += 1
+            raise TaskRaisedError(f"{name} cannot be read")
+        self.loaded.add(name)
+        return pool.measured[name]
 
     def resident(self) -> tuple[str, ...]:
-        return ()
+        return tuple(sorted(self.loaded)) if self._worker.world.pool is not None else ()
 
     def memory_use(self) -> MemoryUse | None:
         return None
@@ -369,6 +433,11 @@ class Worker(Host):
             self.exitcode = -9
             self.world.on_worker_end(self)
 
+    def end_itself(self) -> None:
+        """By what the strand that runs now does, which never goes on."""
+        self.kill()
+        self.world.scheduler.vanish()
+
     def join(self, timeout: float | None = None) -> None:
         scheduler = self.world.scheduler
         until_s = math.inf if timeout is None else scheduler.time_s + timeout
@@ -422,6 +491,7 @@ class Worker(Host):
             world.claims,
             HostMonitor(clock),
             None if world.weather.longest_delivery_s is None else SimulatedDeliveries(self),
+            clock,
         )
         watch = Watch(
             msg.Heartbeat(self.rank, self.incarnation),

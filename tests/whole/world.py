@@ -37,11 +37,13 @@ from tests.support.cluster import VIEWS
 from tests.support.workload import fan_graph, random_graph, random_requests
 from tests.whole.books import MAX_RETRIES, Books, ContractError, FollowedPlane, Life, Operation
 from tests.whole.comm import Heap
+from tests.whole.component_books import ComponentBooks
 from tests.whole.front import Entrance
 from tests.whole.network import Network, SimulatedLink, SimulatedPort
 from tests.whole.strands import Host, Scheduler
 from tests.whole.weather import Weather
 from tests.whole.workers import SPLIT_VIEWS, Contents, Worker
+from tests.whole.workflows import WHOLE_MODEL, Parts, Pool
 
 CLOSED_S = 5.0  # within which all processes end where none has anything to do
 ENDED_S = 30.0  # after the end of the server, in which what is left of it ends
@@ -66,6 +68,11 @@ class World:
         draw = self.draw = random.Random(seed)
         self.weather = dataclasses.replace(Weather.draw(draw), **(change or {}))
         self.num_ranks = self.weather.draw_num_ranks(draw)
+        self.pool: Pool | None = None
+        if self.weather.workflows:
+            self.pool = Pool.draw(random.Random(f"{seed} pool"), self.num_ranks)
+        self.parts = Parts()
+        self.counts: Counter[str] = Counter()  # of what befalls components and streams
         self.contents = Contents(seed, SPLIT_VIEWS if self.weather.split else VIEWS)
         self.scheduler = Scheduler()
         self.heap = Heap()
@@ -103,7 +110,9 @@ class World:
         self._config = RuntimeConfig(
             run_dir=str(run_dir),
             num_ranks=self.num_ranks,
-            model="m",
+            model=WHOLE_MODEL,
+            components=[] if self.pool is None else list(self.pool.components.values()),
+            component_bytes=None if self.pool is None else self.pool.component_bytes,
             policy=f"that of seed {seed}",
             worker="",
             worker_payload_path="",
@@ -264,6 +273,8 @@ class World:
             if draw.random() < 0.3:  # its last task may run on several ranks, too
                 widest = max((task.candidates for task in graph.tasks), key=len)
                 graph = replace(graph, tasks=(*graph.tasks[:-1], replace(graph.tasks[-1], candidates=widest)))
+            if self.pool is not None and draw.random() < 0.8:
+                graph = self.pool.graph(draw, request.id, request.num_steps)
             self._plan_one(at_s, self.entrance.arrive, request, graph)
         weather = self.weather
         if draw.random() < weather.terminates:
@@ -440,7 +451,7 @@ class World:
             raise ContractError("a policy is done without that never hung")
         policy: Policy = FirstComeFirstServed("it")
         if not config.without_policy:
-            policy = weather.policy(self.seed, self._hang_in_policy)
+            policy = weather.policy(self.seed, self._hang_in_policy, self.pool)
             Path(config.policy_mark_path).write_bytes(b"\0")
         plane = plane_of(config, policy, SteadyCosts(), FollowedPlane)
         books = Books(
@@ -450,6 +461,7 @@ class World:
             weather.has_policy_faults,
             config.max_queue_s,
             self._given_up,
+            None if self.pool is None else ComponentBooks(self.pool, self.num_ranks),
         )
         plane.follow(books, self._note, None if self._log is None else self._say)
         self._supervisor = Supervisor(config, self.clock, SimulatedStarter(self))
@@ -482,6 +494,9 @@ class World:
 
     def _note(self, event: ev.Event) -> None:
         self._num_handled += 1
+        match event:
+            case ev.ComponentLoaded(error=error):
+                self.counts["loads that failed" if error else "loads that went well"] += 1
         if isinstance(event, ev.TaskFinished) and self._supervisor and event.rank in self._supervisor.workers:
             self._last[event.rank].has_worked = True
         if not isinstance(event, (ev.LookAhead, ev.WakeUp)):
@@ -574,6 +589,12 @@ class World:
         for worker in self._living():
             if worker.executor.store:
                 raise ContractError(f"rank {worker.rank} still holds {min(worker.executor.store)}")
+            if streams := worker.executor.streams._streams:
+                raise ContractError(f"rank {worker.rank} still holds a stream of {min(streams)}")
+            if self.pool is not None:
+                told = self.control.plane.state.ranks.present[worker.rank].resident
+                if told != worker.executor.loaded:
+                    raise ContractError(f"rank {worker.rank} has {worker.executor.loaded} loaded, not {told}")
         for rank in set(range(self.num_ranks)).difference(there):
             self._check_given_up(rank)
 

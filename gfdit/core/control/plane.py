@@ -222,7 +222,7 @@ class ControlPlane:
         if request_id in self.state.requests:
             raise ValueError(f"request id {request_id!r} is already alive")
         record = self.state.new_record(event.request, event.graph)
-        if self._gone and (reason := self._lacks_ranks(record)):
+        if (self._gone or self._residency.table) and (reason := self._lacks_ranks(record)):
             self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
             return False
         if self._residency.table and (reason := self._lacks_component(record)):
@@ -385,7 +385,7 @@ class ControlPlane:
         dropped = {}
         for kind, task in record.of_each_kind.items():
             excluded = self._memory.excluded(TaskView.of(record.request, task), task.candidates, self._now_s)
-            untried = self._within_reach(record.untried(task))
+            untried = self._within_reach(record.untried(task), self._places(record, kind))
             fitting = [spec for spec in untried if spec not in excluded]
             if not fitting and untried:
                 fitting = [max(untried, key=_by_width)]
@@ -393,20 +393,32 @@ class ControlPlane:
                 dropped[kind] = frozenset(task.candidates).difference(fitting)
         return dropped
 
-    def _within_reach(self, specs: Iterable[ParallelSpec]) -> list[ParallelSpec]:
-        """Those for which there are, or will be, enough ranks."""
-        num_ranks = self.state.ranks.num_known - len(self._gone)
+    def _within_reach(self, specs: Iterable[ParallelSpec], num_ranks: int) -> list[ParallelSpec]:
         return [spec for spec in specs if spec.size <= num_ranks]
+
+    def _num_places(self, component: str) -> int:
+        """Ranks that there are, or will be, and that may have ``component``."""
+        ranks, held = self.state.ranks, self._residency
+        if component not in held.table:
+            return ranks.num_known - len(self._gone)
+        known = (*ranks.present, *ranks.lost)
+        return len([rank for rank in known if rank not in self._gone and held.may_be_on(component, rank)])
+
+    def _places(self, record: RequestRecord, kind: TaskKind) -> int:
+        """For any task of ``kind`` that is left, whatever its component: memory is accounted for by kind."""
+        parts = (record.parts_left or {}).items()
+        places = [self._num_places(component) for (component, other), left in parts if left and other is kind]
+        return min(places, default=self._num_places(""))
 
     def _lacks_ranks(self, record: RequestRecord) -> str:
         """Why some task of ``record`` can never run, if that is so."""
-        ranks = self.state.ranks
-        for kind, task in record.of_each_kind.items():
-            specs = record.offered(task)
-            if record.tasks_left[kind] and not self._within_reach(specs):
+        for task in record.of_each_part:
+            specs, places = record.offered(task), self._num_places(task.component)
+            if not self._within_reach(specs, places):
                 least = min(spec.size for spec in specs)
-                left = f"{ranks.num_known - len(self._gone)} of {ranks.num_known} are left for good"
-                return f"its {kind} takes {least} ranks or more, and {left}"
+                of = f"of those that may have {task.component} {places}"
+                left = of if task.component else f"{places} of {self.state.ranks.num_known}"
+                return f"its {task.kind} takes {least} ranks or more, and {left} are left for good"
         return ""
 
     def _refuse_too_large(self, record: RequestRecord) -> cmd.FailRequest | None:
@@ -435,7 +447,7 @@ class ControlPlane:
         Of a batch each request goes on by itself.
         """
         task = next(task for task in dispatch.tasks if task.request_id == record.request.id)
-        if self._within_reach(record.untried(task)):
+        if self._within_reach(record.untried(task), self._places(record, task.kind)):
             self.state.recover(record)
         else:
             reason = self._memory.describe(TaskView.of(record.request, task), dispatch.layout.parallel)
@@ -918,11 +930,18 @@ class ControlPlane:
         if load is None:
             return False
         self.state.ranks.end_load(load.rank, None if event.error else load.component)
-        if event.error and (reason := self._residency.why_not(load.component, self._now_s)):
-            there = any([load.component in rank.resident for rank in self.state.ranks.present.values()])
-            for record in () if there else self.state.needing(load.component):
-                self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
+        if event.error:
+            self._end_without(load.component)
         return True
+
+    def _end_without(self, component: str) -> None:
+        """A load has failed: if it is hopeless, end the requests that need it and have it nowhere."""
+        if not (reason := self._residency.why_not(component, self._now_s)):
+            return
+        if any([component in rank.resident for rank in self.state.ranks.present.values()]):
+            return
+        for record in self.state.needing(component):
+            self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
 
     def _lacks_component(self, record: RequestRecord) -> str:
         """Why ``record`` cannot be served, if something that it needs is nowhere and cannot be loaded."""
@@ -995,7 +1014,7 @@ class ControlPlane:
         self.state.drop_rank(event.rank)
         self._resets.drop(event.rank)
         self._quarantine.drop(event.rank)
-        self._residency.drop_rank(event.rank)
+        loading = self._residency.drop_rank(event.rank, event.reason, self._now_s)
         for record in self.state.requests.values():
             if event.rank in record.suspects:
                 record.suspects.remove(event.rank)
@@ -1003,6 +1022,8 @@ class ControlPlane:
         self._drop_from_dispatches(event.rank, event.reason)
         for record in self.state.lacking():
             self.state.recover(record)
+        for component in loading:
+            self._end_without(component)
 
     def _drop_from_migrations(self, rank: int) -> None:
         for migration in list(self.migrations.values()):
@@ -1025,12 +1046,12 @@ class ControlPlane:
                 self._close_if_done(dispatch)
 
     def _on_rank_joined(self, event: ev.RankJoined) -> bool:
-        """The rank is empty and its edges are those of a new process: it is used once all peers know."""
+        """The rank holds no artifact and its edges are those of a new process: it is used once all peers know."""
         state = self.state
         if event.rank not in state.ranks.lost:
             return False
         peers = tuple(state.ranks.present)
-        state.ranks.restore(event.rank)
+        state.ranks.restore(event.rank, event.resident)
         self._gone.discard(event.rank)
         if not peers:
             return True

@@ -128,10 +128,11 @@ class RankPool:
             self._free.remove(rank_id)
         self._set_order()
 
-    def restore(self, rank_id: int) -> None:
+    def restore(self, rank_id: int, resident: Iterable[str] | None = None) -> None:
+        """``rank_id`` is back, with ``resident``, or with what a new process has."""
         rank = self.lost.pop(rank_id)
         rank.suspended, rank.loading = False, None
-        self._set_resident(rank, rank.initial)
+        self._set_resident(rank, rank.initial if resident is None else frozenset(resident))
         rank.clear()
         self.present[rank_id] = rank
         self.views[rank_id] = _view(rank)

@@ -163,6 +163,12 @@ class RequestRecord:
         return {task.kind: task for task in self.graph.tasks}
 
     @property
+    def of_each_part(self) -> Iterable[Task]:
+        """One task of each kind and component that are left to run."""
+        left = [task for task in self.graph.tasks if self.states[task.id] is not TaskState.FINISHED]
+        return {(task.kind, task.component): task for task in left}.values()
+
+    @property
     def live_artifacts(self) -> list[ArtifactRecord]:
         return [art for art in self.artifacts.values() if art.state is ArtifactState.MATERIALIZED]
 

@@ -6,7 +6,8 @@ The rules:
    nothing else meanwhile. What is pinned is never dropped; neither is what another rank could not load again.
 2. What was measured at loading, bytes and seconds, takes the place of what was declared.
 3. A component that failed ``MAX_FAILURES`` times in a row cannot be loaded: the requests that need it and have it
-   nowhere end, and so do those that arrive within ``BELIEVED_S``. After that it is tried again.
+   nowhere end, and so do those that arrive within ``BELIEVED_S``. After that it is tried again. That its rank was
+   lost meanwhile is a failure, too: loading it may be what ends a process, again and again.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Residency:
             raise broken(f"it takes {component.num_bytes} bytes, and rank {load.rank} has {free:.0f} left")
         return load
 
+    def may_be_on(self, name: str, rank: int) -> bool:
+        """Whether ``rank`` may have ``name``; a whole model is where it is."""
+        return name not in self._table or self._table[name].may_be_on(rank)
+
     def begin(self, load_id: int, load: Load) -> None:
         self.loading[load_id] = load
 
@@ -93,8 +98,7 @@ class Residency:
             return None
         name = load.component
         if error:
-            self._failures[name] = self._failures.get(name, 0) + 1
-            self._broken[name] = now_s, error
+            self._note_failure(name, error, now_s)
         else:
             self._failures.pop(name, None)
             self._broken.pop(name, None)
@@ -104,9 +108,17 @@ class Residency:
             )
         return load
 
-    def drop_rank(self, rank: int) -> None:
-        """Of a lost rank nobody will report."""
-        self.loading = {number: load for number, load in self.loading.items() if load.rank != rank}
+    def drop_rank(self, rank: int, reason: str, now_s: float) -> list[str]:
+        """Of a lost rank nobody will report. Returns what was being loaded there."""
+        lost = [number for number, load in self.loading.items() if load.rank == rank]
+        names = [self.loading.pop(number).component for number in lost]
+        for name in names:
+            self._note_failure(name, f"rank {rank} was lost: {reason}", now_s)
+        return names
+
+    def _note_failure(self, name: str, error: str, now_s: float) -> None:
+        self._failures[name] = self._failures.get(name, 0) + 1
+        self._broken[name] = now_s, error
 
     def why_not(self, name: str, now_s: float) -> str:
         """Why ``name`` cannot be loaded, if that is so (rule 3)."""

@@ -268,7 +268,7 @@ class ClusterState:
 
     def runnable(self) -> list[TaskView]:
         """The ready tasks for which there are ranks enough, now that no other runs."""
-        return [task for task in self.ready.in_order if self._has_room(task.candidates)]
+        return [task for task in self.ready.in_order if self._has_room(task.candidates, task.model)]
 
     # Components
 
@@ -292,10 +292,14 @@ class ClusterState:
 
     def can_denoise(self, task: TaskView) -> bool:
         """Whether there are ranks enough for the steps of the request of ``task`` as well."""
-        return self._has_room(self.request_views[task.request_id].candidates)
+        request = self.request_views[task.request_id]
+        parts = request.parts or {(task.model, TaskKind.DENOISE): 1}
+        models = [model for (model, kind), left in parts.items() if left and kind is TaskKind.DENOISE]
+        return all([self._has_room(request.candidates, model) for model in models])
 
-    def _has_room(self, specs: Iterable[ParallelSpec]) -> bool:
-        return min([spec.size for spec in specs]) <= len(self.ranks.free_in_order)
+    def _has_room(self, specs: Iterable[ParallelSpec], model: str) -> bool:
+        able = [rank for rank in self.ranks.free_in_order if self.residency.may_be_on(model, rank)]
+        return min([spec.size for spec in specs]) <= len(able)
 
     def has_work(self) -> bool:
         return bool(self.ready.by_id) and self.ranks.any_free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gfdit.core.components import Component, Load
@@ -43,18 +44,28 @@ class Placer:
         return Load(rank.id, name, tuple(evict)) if free >= component.num_bytes else None
 
     def missing(self, view: SchedulerView, free: Iterable[int]) -> Iterator[Load]:
-        """For every ready task, in order, of whose component no rank has a copy nor is getting one."""
-        there = {name for rank in view.ranks for name in (*rank.resident, rank.loading) if name}
+        """For every ready task, in order, of whose component fewer ranks have, or will have, a copy than it takes.
+
+        What an earlier one cannot spare is not dropped for a later one: they would take it from each other for ever.
+        """
+        copies = Counter(name for rank in view.ranks for name in (*rank.resident, rank.loading))
         ranks = {rank.id: rank for rank in view.ranks}
         left = [ranks[number] for number in free]
+        taken: dict[str, int] = {}  # ranks that earlier tasks need with a component
         for task in view.ready:
-            if task.model in there or task.model not in view.components:
+            name = task.model
+            if name not in view.components:
                 continue
-            options = [(len(load.evict), load) for rank in left if (load := self.load(task.model, rank, view))]
-            if options:
+            taken[name] = needed = max(taken.get(name, 0), min([spec.size for spec in task.candidates]))
+            while copies[name] < needed:
+                keep = [other for other, number in taken.items() if copies[other] <= number]
+                options = [(len(load.evict), load) for rank in left if (load := self.load(name, rank, view, keep))]
+                if not options:
+                    break
                 _, best = min(options, key=lambda option: (option[0], option[1].rank))
                 left = [rank for rank in left if rank.id != best.rank]
-                there.add(task.model)
+                copies.subtract(best.evict)
+                copies[name] += 1
                 yield best
 
     def _in_order_of_use(self, rank: RankView, table: Mapping[str, Component], keep: Collection[str]) -> list[str]:

@@ -1,0 +1,163 @@
+"""Components in the control plane: what ranks have, loads that come to nothing, and where they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gfdit.core import ControlPlane, ParallelSpec, Policy, RankRecord, Request, Shape, Task, TaskGraph, TaskKind
+from gfdit.core import commands as cmd
+from gfdit.core import events as ev
+from gfdit.core.components import Component
+from gfdit.core.control.residency import MAX_FAILURES
+from gfdit.core.cost.table import NominalCostModel
+from gfdit.policies.fcfs import Fcfs
+from gfdit.policies.lego import Lego
+from gfdit.policies.triage import Triage
+
+SP_2 = (ParallelSpec(2),)
+
+
+def arrival(name: str, component: str, candidates: tuple[ParallelSpec, ...] = (ParallelSpec(1),)) -> ev.RequestArrived:
+    """Of a request with one step."""
+    request = Request(name, "workflow", Shape(64, 64), 1, 0.0)
+    task = Task(f"{name}/step", name, TaskKind.DENOISE, 0, (), (), candidates, (), component, "step")
+    return ev.RequestArrived(request, TaskGraph(name, (task,)))
+
+
+class Driver:
+    """Loads are answered at once, with ``error`` if there is one; tasks are left to run."""
+
+    def __init__(self, components: Sequence[Component], num_ranks: int = 2, policy: Policy | None = None) -> None:
+        ranks = [RankRecord(rank, frozenset()) for rank in range(num_ranks)]
+        self.plane = ControlPlane(
+            policy or Lego(), ranks, NominalCostModel(), components=components, component_bytes=4
+        )
+        self.error = ""
+        self.answers = True
+        self.loads: list[cmd.LoadComponent] = []
+        self.ran: list[cmd.RunTask] = []
+        self.faults: list[str] = []
+        self.endings: list[cmd.Command] = []
+        self.now_s = 0.0
+
+    def tell(self, event: ev.Event) -> None:
+        self.now_s += 1.0
+        commands = self.plane.handle(event, self.now_s)
+        self.plane.check_integrity()
+        for command in commands:
+            match command:
+                case cmd.LoadComponent(number, rank):
+                    self.loads.append(command)
+                    if self.answers:
+                        self.tell(ev.ComponentLoaded(number, rank, 1.0, 0, self.error))
+                case cmd.RunTask():
+                    self.ran.append(command)
+                case cmd.ReportFault(message):
+                    self.faults.append(message)
+                case cmd.FailRequest():
+                    self.endings.append(command)
+                case cmd.ResetEdges(number, _, members):
+                    for rank in members:
+                        self.tell(ev.EdgesReset(number, rank))
+
+
+def test_a_rank_that_is_late_still_has_what_it_has_loaded() -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)])
+    for rank in range(2):
+        driver.tell(ev.RankLost(rank, "late"))
+    driver.tell(ev.RankJoined(0, ("net",)))
+    assert driver.plane.state.ranks.present[0].resident == {"net"}
+    driver.tell(arrival("r", "base"))
+    assert [(load.component, load.evict) for load in driver.loads] == [("base", ("net",))]
+    driver.tell(ev.RankJoined(1))
+    assert driver.plane.state.ranks.present[1].resident == set()
+
+
+@pytest.mark.parametrize("policy", [Lego, Triage, Fcfs])
+def test_what_takes_two_ranks_gets_its_component_on_both(policy: type) -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)], policy=policy())
+    driver.tell(arrival("r", "base", SP_2))
+    assert [set(run.layout.ranks) for run in driver.ran] == [{0, 1}]
+
+
+@pytest.mark.parametrize("policy", [Lego, Triage, Fcfs])
+def test_who_takes_two_ranks_do_not_take_them_from_each_other_for_ever(policy: type) -> None:
+    driver = Driver([Component("base", 3), Component("other", 3)], policy=policy())
+    driver.answers = False
+    driver.tell(arrival("r", "base", SP_2))
+    driver.tell(arrival("s", "other", SP_2))
+    for number in range(6):
+        if number < len(driver.loads):
+            load = driver.loads[number]
+            driver.tell(ev.ComponentLoaded(load.load_id, load.rank, 1.0))
+    assert [run.tasks[0].component for run in driver.ran][:1] in (["base"], ["other"])
+    assert len(driver.loads) <= 3
+
+
+def test_where_a_component_may_not_be_nothing_is_idle() -> None:
+    """The rank that may have it is away: nobody is to blame that it waits."""
+    driver = Driver([Component("base", 3, ranks=(0,)), Component("net", 3)])
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(arrival("r", "base"))
+    assert (driver.faults, driver.ran, driver.endings) == ([], [], [])
+    driver.tell(ev.RankJoined(0))
+    assert [run.layout.ranks for run in driver.ran] == [(0,)]
+
+
+def test_what_may_be_on_ranks_that_are_gone_for_good_ends() -> None:
+    driver = Driver([Component("base", 3, ranks=(0,)), Component("net", 3)])
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(arrival("r", "base"))
+    driver.tell(arrival("s", "net"))
+    driver.tell(ev.RankLost(0, "test", for_good=True))
+    reason = "its denoise takes 1 ranks or more, and of those that may have base 0 are left for good"
+    assert driver.endings == [cmd.FailRequest("r", reason, 503)]
+    driver.tell(arrival("late", "base"))
+    assert driver.endings[1:] == [cmd.FailRequest("late", reason, 503)]
+    assert [run.tasks[0].request_id for run in driver.ran] == ["s"]
+
+
+def test_a_load_that_ends_its_process_again_and_again_ends_the_requests_that_need_it() -> None:
+    driver = Driver([Component("base", 3), Component("net", 3)], num_ranks=1)
+    driver.answers = False
+    driver.tell(arrival("r", "base"))
+    for number in range(MAX_FAILURES):
+        assert (len(driver.loads), driver.endings) == (number + 1, [])
+        driver.tell(ev.RankLost(0, "killed"))
+        driver.tell(ev.RankJoined(0))
+    reason = "component base cannot be loaded: rank 0 was lost: killed"
+    assert driver.endings == [cmd.FailRequest("r", reason, 503)]
+    driver.tell(arrival("s", "net"))
+    assert [load.component for load in driver.loads[MAX_FAILURES:]] == ["net"]
+
+
+def test_what_can_run_is_not_held_up_by_what_has_no_place() -> None:
+    driver = Driver([Component("text", 1, ranks=(0,)), Component("vae", 1)], policy=Triage())
+    driver.tell(ev.RankLost(0, "test"))
+    request = Request("r", "workflow", Shape(64, 64), 0, 0.0)
+    tasks = [
+        Task(f"r/{name}", "r", kind, 0, (), (f"r/{name}-made",), (ParallelSpec(1),), (), name, name)
+        for name, kind in (("text", TaskKind.ENCODE), ("vae", TaskKind.PREPARE))
+    ]
+    driver.tell(ev.RequestArrived(request, TaskGraph("r", tuple(tasks))))
+    assert [run.tasks[0].component for run in driver.ran] == ["vae"]
+    assert driver.faults == []
+
+
+def test_what_nobody_reads_was_not_read_on_its_way() -> None:
+    """A task whose rank is lost runs again, also in a graph with streams."""
+    driver = Driver([Component("net", 1), Component("base", 1)], num_ranks=1)
+    request = Request("r", "workflow", Shape(64, 64), 1, 0.0)
+    one = (ParallelSpec(1),)
+    tasks = (
+        Task("r/last", "r", TaskKind.ENCODE, 0, (), ("r/unread",), one, (), "net", "last"),
+        Task("r/net", "r", TaskKind.CONTROL, 0, (), ("r/residuals",), one, (), "net", "net"),
+        Task("r/base", "r", TaskKind.DENOISE, 0, (), (), one, ("r/residuals",), "base", "base"),
+    )
+    driver.tell(ev.RequestArrived(request, TaskGraph("r", tasks)))
+    assert [task.id for task in driver.ran[0].tasks] == ["r/last"]
+    driver.tell(ev.RankLost(0, "test"))
+    driver.tell(ev.RankJoined(0))
+    assert [task.id for task in driver.ran[1].tasks] == ["r/last"]
