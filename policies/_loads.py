@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from gfdit.core import RankView, SchedulerView, TaskView
 from gfdit.core.components import Load
-from gfdit.core.policy.placing import Placer
+from gfdit.core.policy.placing import Placer, copies_of, loads_in_advance
 from gfdit.policies._prospects import Prospect
-
-_MOST_LOADING = 0.25
-"""In advance, of the ranks that have nothing to run."""
 
 
 def worthwhile_loads(
@@ -25,20 +22,19 @@ def worthwhile_loads(
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
     That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
-    load it again, if somebody wants it. A component that is on no rank, or on fewer than a task takes, is loaded in
-    any case; of the ranks that are possible that is taken which loses least. Nobody drops what a task before needs on
-    several ranks: they would take it from each other for ever.
-
-    Then ranks that have nothing to do all the same and room get what there is most to do with for each rank that
-    has it: nothing is dropped for it, so that it is loaded once, and found there when more is asked for.
+    load it again, if somebody wants it. A component that is on no rank, or on fewer than a task takes, is loaded
+    in any case; of the ranks that are possible that is taken which loses least. Nobody drops what a task before
+    needs on several ranks: they would take it from each other for ever. Then come loads in advance.
     """
     left = {rank.id: rank for rank in idle}
     if not left:
         return
     table, backlog_s = view.components, _backlogs_s(prospects)
     loading = Counter([rank.loading for rank in view.ranks if rank.loading])
-    num_with = _copies(view.ranks) + loading  # ranks that have a component, or will
-    coming = _copies(left.values()) + loading  # who waits for other ranks, does so in spite of those that are idle
+    num_with = copies_of(view.ranks) + loading  # ranks that have a component, or will
+    coming = (
+        copies_of(left.values()) + loading
+    )  # who waits for other ranks, does so in spite of those that are idle
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
     keep: set[str] = set()
@@ -66,7 +62,7 @@ def worthwhile_loads(
             coming[name] += 1
             num_with[name] += 1
             yield load
-    yield from _in_advance(left.values(), num_with, backlog_s, view)
+    yield from loads_in_advance(left.values(), backlog_s, num_with, view)
 
 
 def _cheapest(
@@ -87,44 +83,6 @@ def _cheapest(
             if not price_s:
                 break  # the first ranks have the most room
     return best
-
-
-def _in_advance(
-    idle: Collection[RankView], num_with: Counter[str], backlog_s: Mapping[str, float], view: SchedulerView
-) -> Iterator[Load]:
-    """Few at a time, since who arrives meanwhile finds these ranks busy."""
-    num_loading = sum(1 for rank in view.ranks if rank.loading)
-    num_more = max(1, round(_MOST_LOADING * (len(idle) + num_loading))) - num_loading
-    fitting: dict[frozenset[str], list[str]] = {}  # of ranks that have the same
-    for rank in idle:
-        if num_more <= 0:
-            return
-        if (names := fitting.get(rank.resident)) is None:
-            names = fitting[rank.resident] = list(_fitting(rank, backlog_s, view))
-        if able := [name for name in names if view.components[name].may_be_on(rank.id)]:
-            name = max(able, key=lambda name: backlog_s[name] / (1 + num_with[name]))
-            num_with[name] += 1
-            num_more -= 1
-            yield Load(rank.id, name)
-
-
-def _fitting(rank: RankView, names: Iterable[str], view: SchedulerView) -> Iterator[str]:
-    """Those that ``rank`` lacks and has room for."""
-    table = view.components
-    left_bytes = math.inf
-    if view.component_bytes is not None:
-        left_bytes = view.component_bytes - sum([table[one].num_bytes for one in rank.resident if one in table])
-    for name in names:
-        if name in table and name not in rank.resident and table[name].num_bytes <= left_bytes:
-            yield name
-
-
-def _copies(ranks: Iterable[RankView]) -> Counter[str]:
-    copies: Counter[str] = Counter()
-    for resident, count in Counter([rank.resident for rank in ranks]).items():
-        for name in resident:
-            copies[name] += count
-    return copies
 
 
 def _backlogs_s(prospects: Iterable[Prospect]) -> dict[str, float]:

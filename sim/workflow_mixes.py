@@ -248,7 +248,8 @@ class WorkflowMix:
             raise ValueError("give either a number of requests a minute or a load")
         if num_requests is None and until_s == math.inf:
             raise ValueError("give either a number of requests or a time")
-        if min(1 if num_requests is None else num_requests, num_ranks) < 1 or cv < 0 or not slo_scale > 0 or not (per_min or load or 0) > 0:
+        least = num_ranks if num_requests is None else min(num_requests, num_ranks)
+        if least < 1 or cv < 0 or not slo_scale > 0 or not (per_min or load or 0) > 0:
             raise ValueError("requests, ranks, rate, load and SLO scale must be positive, cv at least 0")
         names = list(self.variants)
         alone = {name: self.alone_s(name) for name in names}

@@ -59,9 +59,7 @@ class ComponentBooks:
         self._held[load.rank].add(name)
         self._bytes[name] = event.num_bytes
 
-    def after(
-        self, command: cmd.Command, lives: Mapping[str, Life], operations: Mapping[int, Operation]
-    ) -> None:
+    def after(self, command: cmd.Command, lives: Mapping[str, Life], operations: Mapping[int, Operation]) -> None:
         """The control plane has answered with ``command``, among others."""
         match command:
             case cmd.LoadComponent():
@@ -111,9 +109,7 @@ class ComponentBooks:
                     self._check_stream(command, move, operations)
 
     @staticmethod
-    def _check_stream(
-        command: cmd.RunTask, move: cmd.Migrate, operations: Mapping[int, Operation]
-    ) -> None:
+    def _check_stream(command: cmd.RunTask, move: cmd.Migrate, operations: Mapping[int, Operation]) -> None:
         """Its maker is under way, elsewhere."""
         maker = operations.get(move.streamed)
         makes = [] if maker is None or not isinstance(maker.command, cmd.RunTask) else maker.command.tasks

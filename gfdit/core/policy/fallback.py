@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from gfdit.core.commands import ReportFault
 from gfdit.core.components import Load
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy.interface import Decision, Dispatch, SchedulerView
-from gfdit.core.policy.placing import Placer
+from gfdit.core.policy.placing import Placer, copies_of, loads_in_advance
 
 
 class FirstComeFirstServed:
@@ -40,11 +41,19 @@ class FirstComeFirstServed:
         return Decision(tuple(dispatches), loads=self.loads(view, free))
 
     def loads(self, view: SchedulerView, free: Sequence[int]) -> tuple[Load, ...]:
-        """Of what ready tasks lack everywhere, on ranks in ``free``."""
+        """On ranks in ``free``: what ready tasks lack everywhere, then what requests want, where there is room."""
         if not view.components:
             return ()
         self._placer.note(view)
-        return tuple(self._placer.missing(view, free))
+        loads = list(self._placer.missing(view, free))
+        busy = {load.rank for load in loads}
+        idle = [rank for rank in view.ranks if rank.id in free and rank.id not in busy]
+        wanted: Counter[str] = Counter()
+        for request in view.requests.values():
+            for (name, _), count in (request.parts or {}).items():
+                wanted[name] += count
+        copies = copies_of(view.ranks) + Counter([rank.loading for rank in view.ranks if rank.loading])
+        return (*loads, *loads_in_advance(idle, +wanted, copies, view))
 
 
 REPEAT_S = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -44,9 +45,10 @@ class Placer:
         return Load(rank.id, name, tuple(evict)) if free >= component.num_bytes else None
 
     def missing(self, view: SchedulerView, free: Iterable[int]) -> Iterator[Load]:
-        """For every ready task, in order, of whose component fewer ranks have, or will have, a copy than it takes.
+        """For every ready task, in order, of whose component fewer ranks have or will have a copy than it takes.
 
-        What an earlier one cannot spare is not dropped for a later one: they would take it from each other for ever.
+        What an earlier one cannot spare is not dropped for a later one: they would take it from each other for
+        ever.
         """
         copies = Counter(name for rank in view.ranks for name in (*rank.resident, rank.loading))
         ranks = {rank.id: rank for rank in view.ranks}
@@ -71,3 +73,50 @@ class Placer:
     def _in_order_of_use(self, rank: RankView, table: Mapping[str, Component], keep: Collection[str]) -> list[str]:
         able = [name for name in rank.resident if name in table and not table[name].pinned and name not in keep]
         return sorted(able, key=lambda n: (n in self._wanted, self._used_s.get((rank.id, n), 0.0), n))
+
+
+_MOST_LOADING = 0.25
+
+
+def loads_in_advance(
+    idle: Collection[RankView], wanted: Mapping[str, float], copies: Mapping[str, int], view: SchedulerView
+) -> Iterator[Load]:
+    """Ranks with nothing to run that have room get what is ``wanted`` most for each of its ``copies``.
+
+    Nothing is dropped for it, so that it is loaded once, and found there when more is asked for. At most a quarter
+    of these ranks load at a time, since who arrives meanwhile finds them busy.
+    """
+    num_loading = sum(1 for rank in view.ranks if rank.loading)
+    num_more = max(1, round(_MOST_LOADING * (len(idle) + num_loading))) - num_loading
+    num_with = Counter(copies)
+    fitting: dict[frozenset[str], list[str]] = {}  # of ranks that have the same
+    for rank in idle:
+        if num_more <= 0:
+            return
+        if (names := fitting.get(rank.resident)) is None:
+            names = fitting[rank.resident] = list(_fitting(rank, wanted, view))
+        if able := [name for name in names if view.components[name].may_be_on(rank.id)]:
+            name = max(able, key=lambda name: wanted[name] / (1 + num_with[name]))
+            num_with[name] += 1
+            num_more -= 1
+            yield Load(rank.id, name)
+
+
+def copies_of(ranks: Iterable[RankView]) -> Counter[str]:
+    """How many of ``ranks`` have each component."""
+    copies: Counter[str] = Counter()
+    for resident, count in Counter([rank.resident for rank in ranks]).items():
+        for name in resident:
+            copies[name] += count
+    return copies
+
+
+def _fitting(rank: RankView, names: Iterable[str], view: SchedulerView) -> Iterator[str]:
+    """Those that ``rank`` lacks and has room for."""
+    table = view.components
+    left_bytes = math.inf
+    if view.component_bytes is not None:
+        left_bytes = view.component_bytes - sum([table[one].num_bytes for one in rank.resident if one in table])
+    for name in names:
+        if name in table and name not in rank.resident and table[name].num_bytes <= left_bytes:
+            yield name
