@@ -51,7 +51,7 @@ def before_copying(edits: Edits) -> None:
     """Rank 1 is held up before every copy: rank 0 ends operations, and begins others, as far as it is let."""
     edits.hold_up(1, "_copy", COPY_ENGINE)
     edits.hold_up(1, "_copy_remote", DIRECT)
-    edits.hold_up(1, "copy_bytes", ALL_GATHER, BROADCAST)
+    edits.hold_up(1, "take_share", ALL_GATHER, BROADCAST)
 
 
 def before_the_token(edits: Edits) -> None:

@@ -68,7 +68,7 @@ def before_looking(edits: Edits) -> None:
 
 def before_the_pairs(edits: Edits) -> None:
     """Rank 0 is held up between its token and the pairs: rank 1 goes on if the token is enough for it."""
-    edits.hold_up(0, "announce", EXCHANGE, BROADCAST, after=True)
+    edits.hold_up(0, "announce", EXCHANGE, FORMAT, after=True)
 
 
 def one_slot(edits: Edits) -> None:
