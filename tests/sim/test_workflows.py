@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from gfdit.cli.main import USAGE_ERROR, main
 from gfdit.core import Decision, Dispatch, ExecutionLayout, SchedulerView
 from gfdit.core.components import Component, Load
 from gfdit.core.policy.loading import load_policy
@@ -15,6 +18,9 @@ from gfdit.policies.lego import Lego
 from gfdit.policies.triage import Triage
 from gfdit.sim.rank_faults import RankFailure
 from gfdit.sim.simulator import Status
+from gfdit.sim.trace import read_trace, write_trace
+from gfdit.sim.workflow_mixes import mix_of
+from gfdit.sim.workflow_source import WorkflowSource
 from tests.sim.pools import BASE, COMPONENTS, GIB, NET_S, NETS, STEP_S, TEXT, VAE, line, simulate
 
 PINNED = tuple(Component(one.name, one.num_bytes, one.load_s, pinned=True) for one in COMPONENTS)
@@ -176,3 +182,60 @@ def test_who_reads_a_stream_cannot_run_where_it_is_made() -> None:
 
 def test_lego_is_found_by_name() -> None:
     assert load_policy("lego", {"batching": "false"}).name == "lego"
+
+
+def test_the_commands_simulate_a_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "t.jsonl", tmp_path / "r.json"
+    asked = ["workload", "S6", "--ranks", "8", "--load", "0.6", "--num-requests", "25", "--out", str(trace)]
+    assert main(asked) == 0
+    assert "25 requests" in capsys.readouterr().out
+    common = ["sim", "--workflows", "S6", "--trace", str(trace), "--ranks", "8", "--rank-gib", "72"]
+    policies = ["--policy", "triage", "--policy", "lego", "--policy", "edf", "--jobs", "1"]
+    assert main([*common, *policies, "--json", str(out), "--plot", str(tmp_path / "p.png")]) == 0
+    results = json.loads(out.read_text())["results"]
+    assert all(result["num_completed"] == 25 for result in results.values())
+    assert main([*asked[:-4], "--duration-s", "30", "--out", str(trace)]) == 0
+    assert all(request.arrival_s < 30 for request in read_trace(trace))
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--workflows", "S7"], "there are no workflows 'S7'; a file.py, or one of: S1, S2"),
+        (["--workflows", "nowhere.py"], "nowhere.py"),
+        (["--workflows", "S1"], "request r0: no workflow 'flux-dev', workflows: sd3, sd3+cn1, sd3+cn1+cn2"),
+        (["--workflows", "S4", "--rank-gib", "12"], "component flux-dev takes 22.20 GiB"),
+        (["--workflows", "S4", "--rank-gib", "0"], "--rank-gib must be a positive number, got 0.0"),
+        (["--workflows", "S4", "--bound"], "--bound knows no workflows"),
+        (["--rank-gib", "12"], "--rank-gib is for components of --workflows"),
+        ([], "--costs is needed; only a mix of --workflows has costs of its own"),
+    ],
+)
+def test_mistakes_in_workflows_are_one_line(
+    argv: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    write_trace(trace, mix_of("S4").trace(1, load=0.1, seed=4))
+    assert read_trace(trace)[0].model == "flux-dev"
+    assert main(["sim", "--trace", str(trace), "--ranks", "2", *argv]) == USAGE_ERROR
+    said = capsys.readouterr().err
+    assert error in said and said.count("\n") == 1, said
+
+
+def test_a_file_of_workflows_is_simulated_with_a_table(tmp_path: Path) -> None:
+    source = WorkflowSource("S4")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from gfdit.sim.workflow_mixes import Variant\n"
+        "from gfdit.sim.workflow_costs import BASES\n"
+        "mine = Variant(BASES['flux-dev'], (1,)).record()\n"
+    )
+    costs, trace = tmp_path / "c.json", tmp_path / "t.jsonl"
+    assert source.costs is not None
+    source.costs.save(costs)
+    lines = [request for request in mix_of("S4").trace(9, load=0.1) if request.model == "flux-dev+cn1"]
+    write_trace(trace, lines)
+    argv = ["sim", "--trace", str(trace), "--ranks", "2", "--workflows", str(file), "--costs", str(costs)]
+    out = tmp_path / "r.json"
+    assert main([*argv, "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["num_completed"] == len(lines) > 0
