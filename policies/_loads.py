@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gfdit.core import RankView, SchedulerView, TaskView
 from gfdit.core.components import Load
@@ -21,10 +21,11 @@ def worthwhile_loads(
 ) -> Iterator[Load]:
     """For tasks that wait, in order: a load where it takes less time than one more rank with the component saves.
 
-    That is what there is to do with it, shared by one rank more. What has to be dropped counts with the time to
-    load it again, if somebody wants it. A component that is on no rank, or on fewer than a task takes, is loaded
-    in any case; of the ranks that are possible that is taken which loses least. Nobody drops what a task before
-    needs on several ranks: they would take it from each other for ever. Then come loads in advance.
+    That is what there is to do with it, shared by one rank more. Of a rank with several components each has the
+    share that it is wanted by. What has to be dropped counts with the time to load it again, if somebody wants it.
+    A component that is on no rank, or on fewer than a task takes, is loaded in any case; of the ranks that are
+    possible that is taken which loses least. Nobody drops what a task before needs on several ranks: they would
+    take it from each other for ever. Then come loads in advance.
     """
     left = {rank.id: rank for rank in idle}
     if not left:
@@ -32,9 +33,8 @@ def worthwhile_loads(
     table, backlog_s = view.components, _backlogs_s(prospects)
     loading = Counter([rank.loading for rank in view.ranks if rank.loading])
     num_with = copies_of(view.ranks) + loading  # ranks that have a component, or will
-    coming = (
-        copies_of(left.values()) + loading
-    )  # who waits for other ranks, does so in spite of those that are idle
+    coming = copies_of(left.values()) + loading  # who waits for more ranks does so in spite of idle ones
+    num_shared = _shared(view.ranks, backlog_s, num_with)
     wanted = {task.model for task in view.ready}
     ahead: Counter[str] = Counter()
     keep: set[str] = set()
@@ -51,7 +51,8 @@ def worthwhile_loads(
         if ahead[name] <= coming[name]:
             continue  # it will have that one
         copies = num_with[name]
-        most_s = math.inf if copies < least else backlog_s[name] / (copies * (copies + 1))
+        share = num_shared.get(name, 0.0) + loading[name]
+        most_s = math.inf if copies < least or not share else backlog_s[name] / (share * (share + 1))
         if component.load_s >= most_s:
             continue
         if (best := _cheapest(name, left.values(), wanted, keep, view, placer)) is None:
@@ -61,8 +62,22 @@ def worthwhile_loads(
             del left[load.rank]
             coming[name] += 1
             num_with[name] += 1
+            num_shared[name] = share + 1 - loading[name]
             yield load
     yield from loads_in_advance(left.values(), backlog_s, num_with, view)
+
+
+def _shared(
+    ranks: Iterable[RankView], backlog_s: Mapping[str, float], copies: Mapping[str, int]
+) -> dict[str, float]:
+    """Ranks for each component, if those that have several of them share their time as these are wanted there."""
+    shared: dict[str, float] = {}
+    for resident, count in Counter([rank.resident for rank in ranks]).items():
+        parts = {name: backlog_s[name] / copies[name] for name in resident if backlog_s.get(name)}
+        whole = sum(parts.values())
+        for name, part in parts.items():
+            shared[name] = shared.get(name, 0.0) + count * part / whole
+    return shared
 
 
 def _cheapest(

@@ -75,30 +75,21 @@ class Placer:
         return sorted(able, key=lambda n: (n in self._wanted, self._used_s.get((rank.id, n), 0.0), n))
 
 
-_MOST_LOADING = 0.25
-
-
 def loads_in_advance(
-    idle: Collection[RankView], wanted: Mapping[str, float], copies: Mapping[str, int], view: SchedulerView
+    idle: Iterable[RankView], wanted: Mapping[str, float], copies: Mapping[str, int], view: SchedulerView
 ) -> Iterator[Load]:
     """Ranks with nothing to run that have room get what is ``wanted`` most for each of its ``copies``.
 
-    Nothing is dropped for it, so that it is loaded once, and found there when more is asked for. At most a quarter
-    of these ranks load at a time, since who arrives meanwhile finds them busy.
+    Nothing is dropped for it, so that it is loaded once, and found there when more is asked for.
     """
-    num_loading = sum(1 for rank in view.ranks if rank.loading)
-    num_more = max(1, round(_MOST_LOADING * (len(idle) + num_loading))) - num_loading
     num_with = Counter(copies)
     fitting: dict[frozenset[str], list[str]] = {}  # of ranks that have the same
     for rank in idle:
-        if num_more <= 0:
-            return
         if (names := fitting.get(rank.resident)) is None:
             names = fitting[rank.resident] = list(_fitting(rank, wanted, view))
         if able := [name for name in names if view.components[name].may_be_on(rank.id)]:
             name = max(able, key=lambda name: wanted[name] / (1 + num_with[name]))
             num_with[name] += 1
-            num_more -= 1
             yield Load(rank.id, name)
 
 
