@@ -173,7 +173,7 @@ class Pool:
 
 def parts_of(artifact: str) -> int:
     """How many parts of an artifact are handed on while it is made."""
-    return zlib.crc32(f"parts of {artifact}".encode()) % (MAX_PARTS + 1)
+    return (0, 1, 2, MAX_PARTS, MAX_PARTS)[zlib.crc32(f"parts of {artifact}".encode()) % 5]
 
 
 @dataclass(slots=True)
