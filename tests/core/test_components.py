@@ -19,7 +19,9 @@ from gfdit.policies.triage import Triage
 SP_2 = (ParallelSpec(2),)
 
 
-def arrival(name: str, component: str, candidates: tuple[ParallelSpec, ...] = (ParallelSpec(1),)) -> ev.RequestArrived:
+def arrival(
+    name: str, component: str, candidates: tuple[ParallelSpec, ...] = (ParallelSpec(1),)
+) -> ev.RequestArrived:
     """Of a request with one step."""
     request = Request(name, "workflow", Shape(64, 64), 1, 0.0)
     task = Task(f"{name}/step", name, TaskKind.DENOISE, 0, (), (), candidates, (), component, "step")

@@ -24,9 +24,13 @@ def alarm_as_before() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("wrap", [lambda policy: GuardedPolicy(policy, 1.0), lambda p: with_admission(p, "deadline")])
+@pytest.mark.parametrize(
+    "wrap", [lambda policy: GuardedPolicy(policy, 1.0), lambda p: with_admission(p, "deadline")]
+)
 @pytest.mark.parametrize("policy", [Lego, Triage])
-def test_a_wrapped_policy_says_the_same_of_itself(policy: Callable[[], Policy], wrap: Callable[[Any], Any]) -> None:
+def test_a_wrapped_policy_says_the_same_of_itself(
+    policy: Callable[[], Policy], wrap: Callable[[Any], Any]
+) -> None:
     wrapped, own = wrap(policy()), policy()
     assert [getattr(wrapped, name, False) for name in SAID] == [getattr(own, name, False) for name in SAID]
     assert wrapped.places_components

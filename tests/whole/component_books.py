@@ -90,9 +90,10 @@ class ComponentBooks:
         if any(load.rank == rank for load in self._loading.values()):
             raise ContractError(f"{command} although another one is under way there")
         for operation in operations.values():
-            if isinstance(operation.command, cmd.RunTask) and rank in operation.unreported:
-                if any(task.outputs for task in operation.command.tasks):
-                    raise ContractError(f"{command} although dispatch {operation.command.dispatch_id} runs there")
+            other = operation.command
+            runs = isinstance(other, cmd.RunTask) and any(task.outputs for task in other.tasks)
+            if runs and rank in operation.unreported:
+                raise ContractError(f"{command} although dispatch {operation.command.dispatch_id} runs there")
         if name in held or not component.may_be_on(rank):
             raise ContractError(f"{command}, which is there or must not be")
         if not held.issuperset(command.evict) or self._pool.pinned_on(rank).intersection(command.evict):
@@ -123,9 +124,7 @@ class ComponentBooks:
                     self._check_stream(command, move, operations)
 
     @staticmethod
-    def _check_stream(
-        command: cmd.RunTask, move: cmd.Migrate, operations: Mapping[int, Operation]
-    ) -> None:
+    def _check_stream(command: cmd.RunTask, move: cmd.Migrate, operations: Mapping[int, Operation]) -> None:
         """Its maker is under way, elsewhere."""
         maker = operations.get(move.streamed)
         makes = [] if maker is None or not isinstance(maker.command, cmd.RunTask) else maker.command.tasks

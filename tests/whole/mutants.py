@@ -54,7 +54,6 @@ FROM_SEED: dict[str, int] = {
     "a-lost-rank-still-holds-its-artifacts": 28,
     "a-rewound-request-forgets-its-readers": 9,
     "a-sender-tells-parts-apart-by-their-shapes": 45,
-    "a-suspect-that-passes-its-probe-never-comes-back": 9,
     "a-worker-has-the-number-of-the-one-before": 3,
     "an-old-order-to-free-is-obeyed": 4,
     "consumed-inputs-count-as-kept": 42,
@@ -67,7 +66,9 @@ FROM_SEED: dict[str, int] = {
     "one-rank-speaks-for-all": 1,
     "requests-wait-for-as-long-as-it-takes": 4,
     "retries-have-no-end": 1,
-    "strays-are-not-freed-after-a-fault": 87,
+    "silence-is-ignored": 50,
+    "strays-are-not-freed-after-a-fault": 31,
+    "what-a-failed-task-has-handed-on-passes-for-all-of-it": 57,
     "what-was-begun-is-withdrawn-all-the-same": 392,
 }
 

@@ -75,7 +75,12 @@ class Pool:
         for _ in range(draw.choice([0, 0, 1, 1, 2])):
             share = draw.choice([0.1, 0.5, 1.0])
             flaws[draw.choice(["text-1", "base-1", "net-0", "net-1", "net-2", draw.choice(names)])] = draw.choice(
-                [Flaws(load_fails=share), Flaws(load_kills=share), Flaws(task_fails=share), Flaws(task_kills=share)]
+                [
+                    Flaws(load_fails=share),
+                    Flaws(load_kills=share),
+                    Flaws(task_fails=share),
+                    Flaws(task_kills=share),
+                ]
             )
         measured = {
             name: one.num_bytes - (draw.choice([0, 0, KIB // 2]) if limit else 0)
@@ -190,7 +195,7 @@ class Parts:
 
 
 class RandomPlaces:
-    """Any task that can run, on any ranks that have its component; loads of what lacks, and now and then of others.
+    """Any task that can run, on any ranks that have its component; loads of what lacks, now and then of others.
 
     What a rank drops is drawn, too, so that much is loaded in vain. It leaves no rank idle for good: where nothing
     runs, the oldest task gets what it lacks.

@@ -146,9 +146,9 @@ def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -
     Where only peers of a member that finished have failed, what was made counts if it is whole all the same, and
     if its first rank has said what it is; or has handed the result on. Never after a task that failed.
     """
-    if record.streamed and any([name in record.streamed for name in task.outputs]):
-        if all([not record.artifacts[name].readers for name in task.outputs]):
-            return True  # it has been read on its way
+    is_streamed = record.streamed and any([name in record.streamed for name in task.outputs])
+    if is_streamed and all([not record.artifacts[name].readers for name in task.outputs]):
+        return True  # it has been read on its way
     if dispatch.doomed or (dispatch.error is not None and not dispatch.caused_by_peer):
         return False
     if dispatch.error is None and not dispatch.lost:
