@@ -99,6 +99,7 @@ class MigrationLane:
 
     def wake(self) -> None:
         """Have those who wait look again: whom they wait for may be gone."""
+        self.streams.abandon(self._inbox.first_id)
         with self._changed:
             self._changed.notify_all()
 
