@@ -132,12 +132,20 @@ class Holders:
         state = self._state
         holders = record.touched & state.ranks.present.keys() if record.has_strays else art.holders.keys()
         left = holders - dropped_by
+        if name in record.streamed:  # who makes it still would be told once it is, when it may be wanted again
+            left = left - self._making(record, name)
         art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
         if left:
             coming = {rank for rank, layout in art.keeping.items() if layout is not None}
             left = left - art.kept.keys() - coming
         return [cmd.FreeArtifacts(tuple(sorted(left)), (name,), state.last_id)] if left else []
+
+    def _making(self, record: RequestRecord, name: str) -> set[int]:
+        """The ranks on which a task runs that makes ``name``; once it has, it is freed there."""
+        running = [self._state.dispatches[dispatch_id] for dispatch_id in record.running]
+        makers = [d for d in running if any([name in task.outputs for task in d.tasks])]
+        return {rank for dispatch in makers for rank in dispatch.layout.ranks}
 
 
 def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -> bool:
