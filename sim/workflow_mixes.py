@@ -216,9 +216,7 @@ class WorkflowMix:
         for name, variant in self.variants.items():
             alone_s = self.alone_s(name)
             base = variant.base
-            made.append(
-                RequestClass(name, name, SHAPE, base.num_steps, base.guided, alone_s, slo_scale * alone_s)
-            )
+            made.append(RequestClass(name, name, SHAPE, base.num_steps, base.guided, alone_s, slo_scale * alone_s))
         return tuple(made)
 
     def num_bytes_apart(self) -> int:

@@ -210,6 +210,7 @@ class ComputeLane:
 
     def _reconnect(self, first_id: int) -> None:
         """Both lanes are through with what the last control process wanted: say what has come of it."""
+        self._inbox.first_id = max(self._inbox.first_id, first_id)  # the watch may hear of it later
         self._monitor.drain()
         if self.deliveries is not None:
             self.deliveries.drain()

@@ -99,6 +99,7 @@ class MigrationLane:
 
     def wake(self) -> None:
         """Have those who wait look again: whom they wait for may be gone."""
+        self.streams.abandon(self._inbox.first_id)
         with self._changed:
             self._changed.notify_all()
 
@@ -126,6 +127,7 @@ class MigrationLane:
                         self._generation = max(self._generation, reset_edges(self._comm, message))
                         self._reports.tell(EdgesReset(message.reset_id, self.rank))
                 case msg.Reconnect(first_id):
+                    self._inbox.first_id = max(self._inbox.first_id, first_id)  # the watch may hear of it later
                     with self._changed:
                         self._finished.clear()
                         self._reconnected = first_id

@@ -30,6 +30,8 @@ _HEAD = struct.Struct(f"<{3 + _MAX_DIMS}q")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
+_GONE = "its control process is gone"
+
 _Key = tuple[str, int]
 """Of a stream: an artifact and the dispatch that makes it."""
 
@@ -58,6 +60,7 @@ class Streams:
         self._over: RecentDict[_Key, str] = RecentDict(MAX_REMEMBERED)  # why nobody reads them any more
         self._makers: dict[str, int] = {}  # of the artifacts of the task that runs: this dispatch
         self._read: dict[str, int] = {}  # what the task that runs reads on its way, and who makes it
+        self._first_id = 0  # dispatches before are of a control process that is gone
         self.stalled_s = 0.0  # how long the task that runs has waited for parts
 
     # The task that runs, on the compute thread
@@ -187,9 +190,17 @@ class Streams:
                 self._drop(key, "it was freed")
             self._changed.notify_all()
 
+    def abandon(self, before: int) -> None:
+        """Nothing more comes of dispatches ``before`` this one: their control process is gone."""
+        with self._changed:
+            self._first_id = before
+            for key in [key for key in self._streams if key[1] < before]:
+                self._drop(key, _GONE)
+            self._changed.notify_all()
+
     def _add(self, key: _Key, part: torch.Tensor, ready: torch.cuda.Event | None) -> None:
         with self._changed:
-            if self._over.get(key) is None:
+            if self._over.get(key) is None and key[1] >= self._first_id:
                 self._of(key).parts.append((part, ready))
                 self._changed.notify_all()
 
@@ -227,7 +238,8 @@ class Streams:
     def _wait_for(self, key: _Key, index: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         deadline_s = self._clock() + self._timeout_s
         with self._changed:
-            if (reason := self._over.get(key)) is not None:
+            reason = _GONE if key[1] < self._first_id else self._over.get(key)
+            if reason is not None:
                 raise PeerError(f"{key[0]} does not come: {reason}")
             stream = self._of(key)
             while True:

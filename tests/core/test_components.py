@@ -40,6 +40,7 @@ class Driver:
         self.answers = True
         self.loads: list[cmd.LoadComponent] = []
         self.ran: list[cmd.RunTask] = []
+        self.freed: list[cmd.FreeArtifacts] = []
         self.faults: list[str] = []
         self.endings: list[cmd.Command] = []
         self.now_s = 0.0
@@ -56,6 +57,8 @@ class Driver:
                         self.tell(ev.ComponentLoaded(number, rank, 1.0, 0, self.error))
                 case cmd.RunTask():
                     self.ran.append(command)
+                case cmd.FreeArtifacts():
+                    self.freed.append(command)
                 case cmd.ReportFault(message):
                     self.faults.append(message)
                 case cmd.FailRequest():
@@ -163,3 +166,24 @@ def test_what_nobody_reads_was_not_read_on_its_way() -> None:
     driver.tell(ev.RankLost(0, "test"))
     driver.tell(ev.RankJoined(0))
     assert [task.id for task in driver.ran[1].tasks] == ["r/last"]
+
+
+def test_what_is_still_being_made_is_not_freed_where_that_is() -> None:
+    """Its reader is done with it on its way: the order may come once it is made, when it is wanted again."""
+    driver = Driver([Component("net", 1), Component("base", 1)])
+    request = Request("r", "workflow", Shape(64, 64), 1, 0.0)
+    one = (ParallelSpec(1),)
+    tasks = (
+        Task("r/net", "r", TaskKind.CONTROL, 0, (), ("r/residuals",), one, (), "net", "net"),
+        Task("r/base", "r", TaskKind.DENOISE, 0, (), ("r/latents",), one, ("r/residuals",), "base", "base"),
+        Task("r/decode", "r", TaskKind.DECODE, 0, ("r/latents",), (), one, (), "base", "decode"),
+    )
+    driver.tell(ev.RequestArrived(request, TaskGraph("r", tasks)))
+    net, base = driver.ran
+    assert [move.streamed for move in base.migrations] == [net.dispatch_id]
+    driver.plane.state.requests["r"].has_strays = True  # as after a fault
+    driver.tell(ev.TaskFinished(base.dispatch_id, base.layout.ranks[0], 0.1))
+    assert {free.ranks for free in driver.freed} == {base.layout.ranks}
+    driver.tell(ev.TaskFinished(net.dispatch_id, net.layout.ranks[0], 0.1))
+    assert driver.freed[-1].artifacts == ("r/residuals",)
+    assert set(net.layout.ranks) <= set(driver.freed[-1].ranks)

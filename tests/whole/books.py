@@ -135,10 +135,10 @@ class Books:
             life.num_own_failures = life.num_harmed = life.num_lost = 0
             life.exhausted, life.perhaps_exhausted = set(), set()
 
-    def before(self, event: ev.Event) -> None:
+    def before(self, event: ev.Event, now_s: float) -> None:
         """The control plane is about to hear of ``event``."""
         if self._components is not None:
-            self._components.before(event)
+            self._components.before(event, now_s)
         match event:
             case ev.RequestArrived(request):
                 self._ended.discard(request.id)
@@ -218,11 +218,11 @@ class Books:
             if not (operation.has_culprit or operation.bereft or command.after in self._harmed):
                 life.exhausted.add(tried)
 
-    def after(self, command: cmd.Command, plane: ControlPlane) -> None:
+    def after(self, command: cmd.Command, plane: ControlPlane, now_s: float) -> None:
         """The control plane has answered with ``command``, among others."""
         self.num_emitted += 1
         if self._components is not None:
-            self._components.after(command, self._lives, self.operations)
+            self._components.after(command, self._lives, self.operations, now_s)
         match command:
             case cmd.RunTask(number, tasks, layout):
                 lives = [self._lives[task.request_id] for task in tasks if task.request_id in self._lives]
@@ -380,7 +380,7 @@ class FollowedPlane(ControlPlane):
         self._note(event)
         if self._say is not None:
             self._say(f"{event}")
-        self.books.before(event)
+        self.books.before(event, now_s)
         fails_probe = False
         if isinstance(event, ev.RankProbed):
             fails_probe = bool(event.error) and self._quarantine.awaits(event.rank, event.probe_id)
@@ -391,7 +391,7 @@ class FollowedPlane(ControlPlane):
             if self._say is not None:
                 self._say(f"    {command}")
             self.digest = zlib.crc32(repr(command).encode(), self.digest)
-            self.books.after(command, self)
+            self.books.after(command, self, now_s)
         self.books.check(self, now_s)
         self._check_asked(event)
         return commands

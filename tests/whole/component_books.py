@@ -9,7 +9,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.components import Load
 from gfdit.core.control import ControlPlane
-from gfdit.core.control.residency import MAX_FAILURES
+from gfdit.core.control.residency import BELIEVED_S, MAX_FAILURES
 from tests.whole.contract import ContractError
 from tests.whole.workflows import WHOLE_MODEL, Pool
 
@@ -26,44 +26,58 @@ class ComponentBooks:
         self._loading: dict[int, Load] = {}  # by number
         self._bytes = {name: one.num_bytes for name, one in pool.components.items()}  # as far as it was told
         self._failures: dict[str, int] = {}  # in a row
+        self._hopeless: dict[str, float] = {}  # what failed too often while nobody had it, and when
 
     def num_places(self, name: str) -> int:
         """Ranks that may have it."""
         component = self._pool.components.get(name)
         return len([rank for rank in self._held if component is None or component.may_be_on(rank)])
 
-    def before(self, event: ev.Event) -> None:
+    def before(self, event: ev.Event, now_s: float) -> None:
         """The control plane is about to hear of ``event``."""
         match event:
             case ev.ComponentLoaded(number):
                 if (load := self._loading.pop(number, None)) is not None:
-                    self._note_end(load, event)
+                    self._note_end(load, event, now_s)
             case ev.RankLost(rank):
                 self._held[rank] = set()
                 for number, load in list(self._loading.items()):
                     if load.rank == rank:
                         del self._loading[number]
-                        self._failures[load.component] = self._failures.get(load.component, 0) + 1
+                        self._note_failure(load.component, now_s)
             case ev.RankJoined(rank, resident):
                 self._held[rank] = self._pool.pinned_on(rank) if resident is None else set(resident)
             case ev.Reconnected(resident=resident):
                 for rank, names in resident:
                     self._held[rank] = set(names)
 
-    def _note_end(self, load: Load, event: ev.ComponentLoaded) -> None:
+    def _note_failure(self, name: str, now_s: float) -> None:
+        self._failures[name] = self._failures.get(name, 0) + 1
+        if self._failures[name] >= MAX_FAILURES and not self._is_anywhere(name):
+            self._hopeless[name] = now_s
+
+    def _is_anywhere(self, name: str) -> bool:
+        return any(name in held for held in self._held.values())
+
+    def _note_end(self, load: Load, event: ev.ComponentLoaded, now_s: float) -> None:
         name = load.component
         if event.error:
-            self._failures[name] = self._failures.get(name, 0) + 1
+            self._note_failure(name, now_s)
             return
         self._failures.pop(name, None)
+        self._hopeless.pop(name, None)
         self._held[load.rank].add(name)
         self._bytes[name] = event.num_bytes
 
-    def after(self, command: cmd.Command, lives: Mapping[str, Life], operations: Mapping[int, Operation]) -> None:
+    def after(
+        self, command: cmd.Command, lives: Mapping[str, Life], operations: Mapping[int, Operation], now_s: float
+    ) -> None:
         """The control plane has answered with ``command``, among others."""
         match command:
-            case cmd.LoadComponent():
+            case cmd.LoadComponent(_, _, name):
                 self._check_load(command, operations)
+                if now_s < self._hopeless.get(name, -BELIEVED_S) + BELIEVED_S:
+                    raise ContractError(f"{command} after {self._failures[name]} failures, the last one just now")
             case cmd.RunTask():
                 self._check_run(command, lives, operations)
             case cmd.FailRequest(request_id, error) if error.startswith("component "):
@@ -76,9 +90,10 @@ class ComponentBooks:
         if any(load.rank == rank for load in self._loading.values()):
             raise ContractError(f"{command} although another one is under way there")
         for operation in operations.values():
-            if isinstance(operation.command, cmd.RunTask) and rank in operation.unreported:
-                if any(task.outputs for task in operation.command.tasks):
-                    raise ContractError(f"{command} although dispatch {operation.command.dispatch_id} runs there")
+            other = operation.command
+            runs = isinstance(other, cmd.RunTask) and any(task.outputs for task in other.tasks)
+            if runs and rank in operation.unreported:
+                raise ContractError(f"{command} although {other} runs there")
         if name in held or not component.may_be_on(rank):
             raise ContractError(f"{command}, which is there or must not be")
         if not held.issuperset(command.evict) or self._pool.pinned_on(rank).intersection(command.evict):
@@ -125,7 +140,7 @@ class ComponentBooks:
         name = command.error.split()[1]
         if all(task.component != name for task in life.graph.tasks):
             raise ContractError(f"{command}, which does not need it")
-        if any(name in held for held in self._held.values()):
+        if self._is_anywhere(name):
             raise ContractError(f"{command} although a rank has it")
         if self._failures.get(name, 0) < MAX_FAILURES:
             raise ContractError(f"{command} after {self._failures.get(name, 0)} failures")

@@ -22,7 +22,8 @@ from gfdit.core.control.edges import EdgeResets
 from gfdit.core.control.holders import Holders
 from gfdit.core.control.quarantine import Quarantine
 from gfdit.core.control.ranks import RankPool
-from gfdit.core.control.records import DispatchRecord
+from gfdit.core.control.records import DispatchRecord, RequestRecord
+from gfdit.core.control.residency import Residency
 from gfdit.core.control.state import ClusterState
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import Decision
@@ -36,6 +37,7 @@ from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.made_by import MadeBy
+from gfdit.runtime.streams import Streams
 from gfdit.runtime.supervisor import Supervisor
 from gfdit.runtime.time_limits import TimeLimits
 
@@ -52,7 +54,6 @@ FROM_SEED: dict[str, int] = {
     "a-lost-rank-still-holds-its-artifacts": 28,
     "a-rewound-request-forgets-its-readers": 9,
     "a-sender-tells-parts-apart-by-their-shapes": 45,
-    "a-suspect-that-passes-its-probe-never-comes-back": 9,
     "a-worker-has-the-number-of-the-one-before": 3,
     "an-old-order-to-free-is-obeyed": 4,
     "consumed-inputs-count-as-kept": 42,
@@ -65,7 +66,9 @@ FROM_SEED: dict[str, int] = {
     "one-rank-speaks-for-all": 1,
     "requests-wait-for-as-long-as-it-takes": 4,
     "retries-have-no-end": 1,
-    "strays-are-not-freed-after-a-fault": 87,
+    "silence-is-ignored": 50,
+    "strays-are-not-freed-after-a-fault": 31,
+    "what-a-failed-task-has-handed-on-passes-for-all-of-it": 57,
     "what-was-begun-is-withdrawn-all-the-same": 392,
 }
 
@@ -488,6 +491,122 @@ def a_worker_that_never_gets_ready_is_waited_for(patch: pytest.MonkeyPatch) -> N
         return {rank: how for rank, how in found.items() if self.workers[rank].ready}
 
     _after(patch, Supervisor, "silent", only_ready)
+
+
+# Components, and what is read while it is made
+
+
+@mutant_in(workflows=True)
+def an_unload_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, ClusterState, "begin_load", lambda command, *_: replace(command, evict=()))
+
+
+@mutant_in(workflows=True)
+def what_is_dropped_for_a_load_still_counts_as_there(patch: pytest.MonkeyPatch) -> None:
+    original = RankPool.load
+    patch.setattr(
+        RankPool, "load", lambda self, rank_id, name, evicted, ends_s: original(self, rank_id, name, (), ends_s)
+    )
+
+
+@mutant_in(workflows=True, duplicate=0.5)
+def a_load_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """Where its answer comes twice."""
+    original = Residency.end
+
+    def end(self: Residency, load_id: int, *result: Any) -> Any:
+        load = self.loading.get(load_id) or _ended.get((id(self), load_id))
+        _ended[id(self), load_id] = load
+        return original(self, load_id, *result) or load
+
+    _ended: dict[tuple[int, int], Any] = {}
+    patch.setattr(Residency, "end", end)
+
+
+@mutant_in(workflows=True)
+def a_component_counts_as_loaded_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    original = RankPool.load
+
+    def load(self: RankPool, rank_id: int, name: str, evicted: Any, ends_s: float) -> None:
+        original(self, rank_id, name, evicted, ends_s)
+        self._set_resident(self.present[rank_id], self.present[rank_id].resident | {name})
+        self.release(rank_id)
+
+    patch.setattr(RankPool, "load", load)
+    patch.setattr(RankPool, "end_load", lambda self, rank_id, name: None)
+
+
+@mutant_in(workflows=True, load_error=0.5)
+def a_load_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._on_component_loaded
+    patch.setattr(
+        ControlPlane, "_on_component_loaded", lambda self, event: original(self, replace(event, error=""))
+    )
+
+
+@mutant_in(workflows=True, load_error=1.0)
+def a_load_that_fails_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, Residency, "why_not", lambda *_: "")
+
+
+@mutant_in(workflows=True, deaths_per_s=0.5)
+def a_load_that_ends_its_process_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
+    def drop_rank(self: Residency, rank: int, *_: Any) -> list[str]:
+        self.loading = {number: load for number, load in self.loading.items() if load.rank != rank}
+        return []
+
+    patch.setattr(Residency, "drop_rank", drop_rank)
+
+
+@mutant_in(workflows=True, load_error=0.9)
+def a_component_that_fails_ends_the_requests_of_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClusterState, "needing", lambda self, name: list(self.requests.values()))
+
+
+@mutant_in(workflows=True)
+def a_load_that_has_ended_is_no_news(patch: pytest.MonkeyPatch) -> None:
+    _after(patch, ControlPlane, "_on_component_loaded", lambda *_: False)
+
+
+@mutant_in(workflows=True, control_deaths_per_s=0.2, longest_lag_s=20.0)
+def a_rank_that_is_late_is_taken_for_a_new_process(patch: pytest.MonkeyPatch) -> None:
+    original = RankPool.restore
+    patch.setattr(RankPool, "restore", lambda self, rank_id, resident=None: original(self, rank_id))
+
+
+@mutant_in(workflows=True, policy_lie=0.3)
+def a_load_against_the_rules_is_carried_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Residency, "check", lambda self, load, **_: load)
+
+
+@mutant_in(workflows=True)
+def who_reads_a_stream_is_ready_before_its_maker_runs(patch: pytest.MonkeyPatch) -> None:
+    original = RequestRecord.num_lacking
+
+    def only_whole(self: RequestRecord, task: Any) -> int:
+        return original(self, replace(task, deferred=()))
+
+    def note(self: RequestRecord) -> None:
+        made(self)
+        for task in self.graph.tasks:
+            if task.id in self.missing and task.inputs:
+                self.missing[task.id] = len(task.inputs)
+
+    made = RequestRecord.__post_init__
+    patch.setattr(RequestRecord, "__post_init__", note)
+    patch.setattr(RequestRecord, "num_lacking", only_whole)
+    patch.setattr(RequestRecord, "begin_streams", lambda self, task: None)
+
+
+@mutant_in(workflows=True)
+def streams_stay_when_their_artifact_is_freed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Streams, "forget", lambda self, artifacts: None)
+
+
+@mutant_in(workflows=True, task_error=0.3)
+def what_a_failed_task_has_handed_on_passes_for_all_of_it(patch: pytest.MonkeyPatch) -> None:
+    original = Streams.end
+    patch.setattr(Streams, "end", lambda self, error="": original(self))
 
 
 # Clients

@@ -116,6 +116,7 @@ _REPEATED = (
     ev.TaskFailed,
     ev.MigrationFinished,
     ev.EdgesReset,
+    ev.ComponentLoaded,
 )
 
 

@@ -211,4 +211,6 @@ class Weather:
 
     def draw_num_ranks(self, draw: random.Random) -> int:
         """Where artifacts are split, few: their layouts overlap."""
+        if self.workflows:
+            return draw.choice([1, 2, 2, 3, 3, 4, 5])
         return draw.choice([3, 4] if self.split else [1, 2, 3, 4, 4, 5, 6])

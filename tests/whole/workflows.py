@@ -178,7 +178,7 @@ class Pool:
 
 def parts_of(artifact: str) -> int:
     """How many parts of an artifact are handed on while it is made."""
-    return zlib.crc32(f"parts of {artifact}".encode()) % (MAX_PARTS + 1)
+    return (0, 1, 2, MAX_PARTS, MAX_PARTS)[zlib.crc32(f"parts of {artifact}".encode()) % 5]
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class Parts:
 
 
 class RandomPlaces:
-    """Any task that can run, on any ranks that have its component; loads of what lacks, and now and then of others.
+    """Any task that can run, on any ranks that have its component; loads of what lacks, now and then of others.
 
     What a rank drops is drawn, too, so that much is loaded in vain. It leaves no rank idle for good: where nothing
     runs, the oldest task gets what it lacks.

@@ -132,12 +132,20 @@ class Holders:
         state = self._state
         holders = record.touched & state.ranks.present.keys() if record.has_strays else art.holders.keys()
         left = holders - dropped_by
+        if name in record.streamed:  # who makes it still would be told once it is, when it may be wanted again
+            left = left - self._making(record, name)
         art.drop_from(dropped_by)
         art.state, art.holders = ArtifactState.FREED, {}
         if left:
             coming = {rank for rank, layout in art.keeping.items() if layout is not None}
             left = left - art.kept.keys() - coming
         return [cmd.FreeArtifacts(tuple(sorted(left)), (name,), state.last_id)] if left else []
+
+    def _making(self, record: RequestRecord, name: str) -> set[int]:
+        """The ranks on which a task runs that makes ``name``; once it has, it is freed there."""
+        running = [self._state.dispatches[dispatch_id] for dispatch_id in record.running]
+        makers = [d for d in running if any([name in task.outputs for task in d.tasks])]
+        return {rank for dispatch in makers for rank in dispatch.layout.ranks}
 
 
 def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -> bool:
@@ -146,8 +154,8 @@ def has_succeeded(record: RequestRecord, task: Task, dispatch: DispatchRecord) -
     Where only peers of a member that finished have failed, what was made counts if it is whole all the same, and
     if its first rank has said what it is; or has handed the result on. Never after a task that failed.
     """
-    streamed = record.streamed and any([name in record.streamed for name in task.outputs])
-    if streamed and all([not record.artifacts[name].readers for name in task.outputs]):
+    is_streamed = record.streamed and any([name in record.streamed for name in task.outputs])
+    if is_streamed and all([not record.artifacts[name].readers for name in task.outputs]):
         return True  # it has been read on its way
     if dispatch.doomed or (dispatch.error is not None and not dispatch.caused_by_peer):
         return False

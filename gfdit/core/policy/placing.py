@@ -47,8 +47,8 @@ class Placer:
     def missing(self, view: SchedulerView, free: Iterable[int]) -> Iterator[Load]:
         """For every ready task, in order, of whose component fewer ranks have or will have a copy than it takes.
 
-        What an earlier one cannot spare is not dropped for a later one: they would take it from each other for
-        ever.
+        What an earlier one cannot spare is not dropped for a later one: they would take it from each other
+        for ever.
         """
         copies = Counter(name for rank in view.ranks for name in (*rank.resident, rank.loading))
         ranks = {rank.id: rank for rank in view.ranks}
