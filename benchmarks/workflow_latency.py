@@ -2,9 +2,10 @@
 
 Streaming: a base model with a ControlNet, on one rank, one after the other, and on two, where the net runs beside
 the base model, which fetches residual by residual. One thread for each rank, so a machine of two cores is enough.
-LoRAs: the first request that asks for one, which is not in the page cache, if it may begin without (``Patch`` without a step) and if it has to
-wait (``step=0``), against later requests, which find it read. Servers wait for each other's requests; small random
-checkpoints. Run as ``python -m benchmarks.workflow_latency``, on a machine that does nothing else.
+LoRAs: the first request that asks for one, which is not in the page cache, if it may begin without (``Patch``
+without a step) and if it has to wait (``step=0``), against later requests, which find it read. Servers wait for
+each other's requests; small random checkpoints. Run as ``python -m benchmarks.workflow_latency``, on a machine
+that does nothing else.
 """
 
 from __future__ import annotations
