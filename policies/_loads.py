@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gfdit.core import RankView, SchedulerView, TaskView
 from gfdit.core.components import Load
-from gfdit.core.policy.placing import Placer, copies_of, loads_in_advance
+from gfdit.core.policy.placing import Placer, copies_of, loads_in_advance, num_places
 from gfdit.policies._prospects import Prospect
 
 
@@ -46,6 +46,8 @@ def worthwhile_loads(
             continue
         least = min([spec.size for spec in task.candidates])
         if least > 1:
+            if least > num_places(name, view):
+                continue  # not before more ranks are there
             keep.add(name)
         ahead[name] += least
         if ahead[name] <= coming[name]:

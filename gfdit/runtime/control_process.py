@@ -223,8 +223,12 @@ class ControlProcess:
             self._lose_worker(rank, how)
         self._owing = dict.fromkeys(awaited - ready.keys(), self._clock() + config.task_timeout_s)
         for rank in range(config.num_ranks):
-            if rank not in self._supervisor.workers and self._supervisor.plan_start(rank):
+            if rank in self._supervisor.workers:
+                continue
+            if self._supervisor.plan_start(rank):
                 self._start_worker(rank)
+            else:
+                self._feed(ev.RankLost(rank, "it was lost before", for_good=True))
         if not self._supervisor.any_to_come:
             raise WorkerDiedError("no worker is left")
 

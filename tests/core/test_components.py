@@ -6,7 +6,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from gfdit.core import ControlPlane, ParallelSpec, Policy, RankRecord, Request, Shape, Task, TaskGraph, TaskKind
+from gfdit.core import (
+    ControlPlane,
+    Decision,
+    Dispatch,
+    ExecutionLayout,
+    ParallelSpec,
+    Policy,
+    RankRecord,
+    Request,
+    SchedulerView,
+    Shape,
+    Task,
+    TaskGraph,
+    TaskKind,
+)
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.components import Component
@@ -187,3 +201,40 @@ def test_what_is_still_being_made_is_not_freed_where_that_is() -> None:
     driver.tell(ev.TaskFinished(net.dispatch_id, net.layout.ranks[0], 0.1))
     assert driver.freed[-1].artifacts == ("r/residuals",)
     assert set(net.layout.ranks) <= set(driver.freed[-1].ranks)
+
+
+@pytest.mark.parametrize("policy", [Lego, Triage, Fcfs])
+def test_who_waits_for_ranks_that_never_come_holds_up_nobody(policy: type) -> None:
+    """Neither what it needs while it waits, nor once it has ended."""
+    driver = Driver([Component("base", 3), Component("other", 3)], num_ranks=3, policy=policy())
+    driver.tell(ev.RankLost(2, "test"))
+    driver.tell(arrival("r", "base", (ParallelSpec(3),)))
+    driver.tell(arrival("s", "other", SP_2))
+    driver.tell(ev.RankLost(2, "test", for_good=True))
+    assert [run.tasks[0].request_id for run in driver.ran] == ["s"]
+    reason = "its denoise takes 3 ranks or more, and of those that may have base 2 are left for good"
+    assert driver.endings == [cmd.FailRequest("r", reason, 503)]
+
+
+class OldestOnly:
+    """Gives all ranks to the oldest request, and waits for as many as that takes."""
+
+    name = "oldest only"
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        spec = view.ready[0].candidates[0]
+        if spec.size > len(view.free_ranks):
+            return Decision(wake_at_s=view.now_s + 1000.0)
+        return Decision((Dispatch((view.ready[0].id,), ExecutionLayout(view.free_ranks[: spec.size], spec)),))
+
+
+def test_when_requests_end_that_ranks_are_missing_for_the_policy_is_asked_again() -> None:
+    driver = Driver([Component("m", 1, pinned=True)], policy=OldestOnly())
+    for rank in driver.plane.state.ranks.present:
+        driver.plane.state.ranks.note_resident(rank, frozenset({"m"}))
+    driver.tell(ev.RankLost(1, "test"))
+    driver.tell(arrival("r", "m", SP_2))
+    driver.tell(arrival("s", "m"))
+    assert driver.ran == []
+    driver.tell(ev.RankLost(1, "test", for_good=True))
+    assert [run.tasks[0].request_id for run in driver.ran] == ["s"]

@@ -34,7 +34,7 @@ def test_an_old_order_behind_a_new_control_process_is_passed_over(number: int) -
     executor.load_component.return_value = 1
     reconnect = msg.Reconnect(FIRST_ID)
     frees, loads = FreeArtifacts((0,), ("a",), number), LoadComponent(number, 0, "base")
-    migration = MigrationLane(0, Inbox([reconnect, frees]), reports, executor, MagicMock(), 1.0)  # type: ignore[arg-type]
+    migration = MigrationLane(0, Inbox([reconnect, frees]), reports, executor, MagicMock(), 1.0)
     migration.run()
     inbox: Any = Inbox([reconnect, loads])
     compute = ComputeLane(0, 0, inbox, reports, executor, MagicMock(), migration, MagicMock(), HostMonitor())

@@ -34,7 +34,8 @@ def reading(streams: Streams) -> tuple[threading.Thread, list[Exception]]:
 @pytest.mark.parametrize("waits_first", [True, False])
 def test_who_waits_for_a_stream_hears_that_the_control_process_is_gone(waits_first: bool) -> None:
     streams = Streams(timeout_s=600.0)
-    thread, errors = None, []
+    thread: threading.Thread | None = None
+    errors: list[Exception] = []
     if waits_first:
         thread, errors = reading(streams)
         until(lambda: streams.any_held)

@@ -27,6 +27,7 @@ class ComponentBooks:
         self._bytes = {name: one.num_bytes for name, one in pool.components.items()}  # as far as it was told
         self._failures: dict[str, int] = {}  # in a row
         self._hopeless: dict[str, float] = {}  # what failed too often while nobody had it, and when
+        self._ever_hopeless: set[str] = set()  # for which a request may end, once nothing of it runs any more
 
     def num_places(self, name: str) -> int:
         """Ranks that may have it."""
@@ -55,6 +56,7 @@ class ComponentBooks:
         self._failures[name] = self._failures.get(name, 0) + 1
         if self._failures[name] >= MAX_FAILURES and not self._is_anywhere(name):
             self._hopeless[name] = now_s
+            self._ever_hopeless.add(name)
 
     def _is_anywhere(self, name: str) -> bool:
         return any(name in held for held in self._held.values())
@@ -140,6 +142,8 @@ class ComponentBooks:
         name = command.error.split()[1]
         if all(task.component != name for task in life.graph.tasks):
             raise ContractError(f"{command}, which does not need it")
+        if name in self._ever_hopeless:
+            return
         if self._is_anywhere(name):
             raise ContractError(f"{command} although a rank has it")
         if self._failures.get(name, 0) < MAX_FAILURES:

@@ -47,6 +47,7 @@ WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of 
 # Where their storms begin: a run that showed it soon when ``python -m tests.whole --mutants`` was run last. If
 # that run is another one by now, the storm goes on from there.
 FROM_SEED: dict[str, int] = {
+    "a-stream-outlives-the-control-process-that-ordered-it": 1535,
     "a-control-process-that-hangs-is-left-alone": 13,
     "a-copy-that-failed-is-no-news": 21,
     "a-lane-runs-what-was-withdrawn": 43,
@@ -64,11 +65,13 @@ FROM_SEED: dict[str, int] = {
     "lost-artifacts-are-not-made-again": 4,
     "memory-is-never-given-back": 1,
     "one-rank-speaks-for-all": 1,
+    "ranks-that-are-gone-for-good-are-expected-after-a-reconnect": 10235,
     "requests-wait-for-as-long-as-it-takes": 4,
     "retries-have-no-end": 1,
     "silence-is-ignored": 50,
     "strays-are-not-freed-after-a-fault": 31,
     "what-a-failed-task-has-handed-on-passes-for-all-of-it": 57,
+    "what-is-still-being-made-is-freed-when-its-reader-is-done": 1961,
     "what-was-begun-is-withdrawn-all-the-same": 392,
 }
 
@@ -350,6 +353,16 @@ def a_part_is_taken_for_the_whole_after_a_reconnect(patch: pytest.MonkeyPatch) -
     _reconnected(patch, whole)
 
 
+@mutant_in(workflows=True)
+def ranks_that_are_gone_for_good_are_expected_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._on_rank_lost
+    patch.setattr(
+        ControlPlane,
+        "_on_rank_lost",
+        lambda self, event: event.rank in self.state.ranks.present and original(self, event),
+    )
+
+
 @mutant
 def a_request_is_forgotten_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
     _reconnected(patch, lambda event: replace(event, requests=event.requests[:-1]))
@@ -596,6 +609,16 @@ def who_reads_a_stream_is_ready_before_its_maker_runs(patch: pytest.MonkeyPatch)
     patch.setattr(RequestRecord, "__post_init__", note)
     patch.setattr(RequestRecord, "num_lacking", only_whole)
     patch.setattr(RequestRecord, "begin_streams", lambda self, task: None)
+
+
+@mutant_in(workflows=True)
+def a_stream_outlives_the_control_process_that_ordered_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Streams, "abandon", lambda self, before: None)
+
+
+@mutant_in(workflows=True)
+def what_is_still_being_made_is_freed_when_its_reader_is_done(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Holders, "_making", lambda self, record, name: set())
 
 
 @mutant_in(workflows=True)

@@ -31,7 +31,7 @@ from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.runtime.control_process import ControlProcess
 from gfdit.runtime.plane import plane_of
 from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, PolicyTimeoutError
-from gfdit.runtime.sockets import Queue
+from gfdit.runtime.sockets import ORPHAN_GRACE_S, Queue
 from gfdit.runtime.supervisor import Process, ProcessStarter, Supervisor, WorkerDiedError
 from tests.support.cluster import VIEWS
 from tests.support.workload import fan_graph, random_graph, random_requests
@@ -221,6 +221,8 @@ class World:
         for worker in self._living():
             worker.note_end_of_server()
         self.scheduler.sleep(ENDED_S)
+        if any(not worker.stopped for worker in self._living()):
+            self.scheduler.sleep(ORPHAN_GRACE_S + 1.0)  # one that was stopped has gone on just now
         if left := [worker.name for worker in self._living() if not worker.stopped]:
             raise ContractError(f"{left} outlive the server")
 

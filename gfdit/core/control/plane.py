@@ -1000,15 +1000,16 @@ class ControlPlane:
         self._commands.append(cmd.RestartRank(rank, reason, hopeless and len(self.state.ranks.present) > 1))
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
-        was_present = event.rank in self.state.ranks.present
-        if was_present:
+        any_news = event.rank in self.state.ranks.present
+        if any_news:
             self._drop_rank(event)
         if event.for_good and event.rank not in self._gone:
             self._gone.add(event.rank)
             for record in list(self.state.requests.values()):
                 if record.ending is None and (reason := self._lacks_ranks(record)):
                     self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
-        return was_present
+                    any_news = True  # others may have waited for its turn
+        return any_news
 
     def _drop_rank(self, event: ev.RankLost) -> None:
         self.state.drop_rank(event.rank)

@@ -10,6 +10,11 @@ from gfdit.core.components import Component, Load
 from gfdit.core.policy.interface import RankView, SchedulerView
 
 
+def num_places(name: str, view: SchedulerView) -> int:
+    """How many of the ranks that are there may have component ``name``."""
+    return sum([view.components[name].may_be_on(rank.id) for rank in view.ranks])
+
+
 class Placer:
     """Chooses what a rank drops for a component: what nobody waits for first, then what was used longest ago.
 
@@ -58,7 +63,10 @@ class Placer:
             name = task.model
             if name not in view.components:
                 continue
-            taken[name] = needed = max(taken.get(name, 0), min([spec.size for spec in task.candidates]))
+            least = min([spec.size for spec in task.candidates])
+            if least > num_places(name, view):
+                continue  # not before more ranks are there
+            taken[name] = needed = max(taken.get(name, 0), least)
             while copies[name] < needed:
                 keep = [other for other, number in taken.items() if copies[other] <= number]
                 options = [(len(load.evict), load) for rank in left if (load := self.load(name, rank, view, keep))]
