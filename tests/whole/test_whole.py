@@ -24,6 +24,8 @@ def test_no_fault_breaks_the_books(done: Storm) -> None:
     assert done.failed_seed is None, done.failure
     assert done.num_deaths > 100 and done.num_control_deaths > 20
     assert {"CompleteRequest", "CancelRequest", "FailRequest", "RejectRequest"} <= done.endings.keys()
+    seldom = {"unloads", "parts read on their way", "loads that failed", "tasks that end their process"}
+    assert done.counts["loads that went well"] > 100 and seldom <= done.counts.keys(), done.counts
 
 
 @pytest.mark.parametrize("name", MUTANTS)
