@@ -235,9 +235,11 @@ class Triage:
 
 
 def _has_place(task: TaskView, view: SchedulerView) -> bool:
-    """Whether any rank that is there may have the component of ``task``."""
+    """Whether any rank that is there has, or may have, the component of ``task``."""
     component = view.components.get(task.model)
-    return component is None or component.ranks is None or any([component.may_be_on(r.id) for r in view.ranks])
+    if component is None or component.ranks is None:
+        return True
+    return any([component.may_be_on(rank.id) or task.model in rank.resident for rank in view.ranks])
 
 
 def _is_step(prospect: Prospect, tasks: Mapping[str, TaskView]) -> bool:

@@ -23,9 +23,11 @@ from gfdit.core import (
 )
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.components import Component
-from gfdit.core.control.residency import MAX_FAILURES
+from gfdit.core.components import Component, Load
+from gfdit.core.control.residency import BELIEVED_S, MAX_FAILURES, Residency
 from gfdit.core.cost.table import NominalCostModel
+from gfdit.core.policy import PolicyError, RankView
+from gfdit.policies.edf import Edf
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.lego import Lego
 from gfdit.policies.triage import Triage
@@ -238,3 +240,36 @@ def test_when_requests_end_that_ranks_are_missing_for_the_policy_is_asked_again(
     assert driver.ran == []
     driver.tell(ev.RankLost(1, "test", for_good=True))
     assert [run.tasks[0].request_id for run in driver.ran] == ["s"]
+
+
+@pytest.mark.parametrize("policy", [Triage, Edf])
+def test_what_cannot_be_loaded_is_used_where_it_is_and_not_tried_before_its_time(policy: type) -> None:
+    driver = Driver([Component("base", 1)], num_ranks=2, policy=policy())
+    driver.answers = False
+    driver.tell(arrival("first", "base"))
+    here, answered = driver.loads[0], 1
+    driver.tell(ev.ComponentLoaded(here.load_id, here.rank, 1.0, 0))
+    for number in range(2 * MAX_FAILURES):  # while it runs the other rank has nothing to do
+        driver.tell(arrival(f"r{number}", "base"))
+        while answered < len(driver.loads):
+            load = driver.loads[answered]
+            answered += 1
+            driver.tell(ev.ComponentLoaded(load.load_id, load.rank, 1.0, 0, "no such file"))
+    assert answered == 1 + MAX_FAILURES and not driver.endings and not driver.faults
+    assert [run.layout.ranks for run in driver.ran] == [(here.rank,)]
+    driver.now_s += BELIEVED_S
+    driver.tell(arrival("last", "base"))
+    assert len(driver.loads) == answered + 1
+
+
+def test_a_policy_that_loads_it_all_the_same_is_told() -> None:
+    held = Residency([Component("base", 1)])
+    for number in range(MAX_FAILURES):
+        held.begin(number, Load(0, "base"))
+        held.end(number, 1.0, 0, "no such file", now_s=5.0)
+    rank = RankView(0, None, None, frozenset(), 0)
+    assert held.offered(6.0)["base"].ranks == () and held.table["base"].ranks is None
+    with pytest.raises(PolicyError, match="for a load of base: component base cannot be loaded: no such file"):
+        held.check(Load(0, "base"), policy="mine", ranks={0: rank}, now_s=6.0)
+    assert held.check(Load(0, "base"), policy="mine", ranks={0: rank}, now_s=5.0 + BELIEVED_S)
+    assert held.offered(6.0 + BELIEVED_S)["base"].ranks is None

@@ -70,8 +70,8 @@ FROM_SEED: dict[str, int] = {
     "retries-have-no-end": 1,
     "silence-is-ignored": 50,
     "strays-are-not-freed-after-a-fault": 31,
-    "what-a-failed-task-has-handed-on-passes-for-all-of-it": 57,
-    "what-is-still-being-made-is-freed-when-its-reader-is-done": 1961,
+    "what-a-failed-task-has-handed-on-passes-for-all-of-it": 2755,
+    "what-is-still-being-made-is-freed-when-its-reader-is-done": 1569,
     "what-was-begun-is-withdrawn-all-the-same": 392,
 }
 

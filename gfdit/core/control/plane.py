@@ -526,7 +526,9 @@ class ControlPlane:
                 self._dispatch(dispatch)
         for load in decision.loads:
             try:
-                self._load(self._residency.check(load, policy=self.policy.name, ranks=ranks.views))
+                self._load(
+                    self._residency.check(load, policy=self.policy.name, ranks=ranks.views, now_s=self._now_s)
+                )
             except PolicyError as error:
                 mistake = mistake or str(error)
         if decision.wake_at_s is not None:

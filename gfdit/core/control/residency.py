@@ -6,8 +6,8 @@ The rules:
    nothing else meanwhile. What is pinned is never dropped; neither is what another rank could not load again.
 2. What was measured at loading, bytes and seconds, takes the place of what was declared.
 3. A component that failed ``MAX_FAILURES`` times in a row cannot be loaded: the requests that need it and have it
-   nowhere end, and so do those that arrive within ``BELIEVED_S``. After that it is tried again. That its rank was
-   lost meanwhile is a failure, too: loading it may be what ends a process, again and again.
+   nowhere end, and so do those that arrive within ``BELIEVED_S``, before which it is not tried again. That its
+   rank was lost meanwhile is a failure, too: loading it may be what ends a process, again and again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,15 @@ class Residency:
     def free_bytes(self, resident: Iterable[str]) -> float:
         return float("inf") if self.capacity_bytes is None else self.capacity_bytes - self.num_bytes(resident)
 
-    def check(self, load: object, *, policy: str, ranks: Mapping[int, RankView]) -> Load:
-        """``load``, which keeps rule 1. Raises :class:`PolicyError` naming policy, component and rule."""
+    def offered(self, now_s: float) -> Mapping[str, Component]:
+        """The table for policies: what cannot be loaded for now may be on no rank."""
+        hopeless = [name for name in self._broken if self.why_not(name, now_s)]
+        if not hopeless:
+            return self.table
+        return self._table | {name: replace(self._table[name], ranks=()) for name in hopeless}
+
+    def check(self, load: object, *, policy: str, ranks: Mapping[int, RankView], now_s: float) -> Load:
+        """``load``, which keeps rules 1 and 3. Raises :class:`PolicyError` naming policy, component and rule."""
 
         if not isinstance(load, Load):
             raise PolicyError(f"policy {policy!r} must return loads of type Load, got {type(load).__name__}")
@@ -75,6 +82,8 @@ class Residency:
             raise broken(f"it is on rank {load.rank} already")
         if not component.may_be_on(load.rank):
             raise broken(f"it may be on ranks {component.ranks}, not on {load.rank}")
+        if reason := self.why_not(load.component, now_s):
+            raise broken(reason)
         for name in load.evict:
             if name not in rank.resident:
                 raise broken(f"{name} is not on rank {load.rank} and cannot be evicted")

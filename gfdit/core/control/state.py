@@ -312,7 +312,7 @@ class ClusterState:
             self.ranks.in_order,
             self.ranks.free_in_order,
             cost,
-            self.residency.table,
+            self.residency.offered(now_s),
             self.residency.capacity_bytes,
         )
         return self.with_bytes(view) if self.shows_bytes else view

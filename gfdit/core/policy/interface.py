@@ -108,7 +108,8 @@ class SchedulerView(Struct, frozen=True, gc=False):
     """Everything a policy may look at, valid during one ``schedule`` call.
 
     ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
-    ``components`` are those of workflows, of which ``component_bytes`` fit on a rank; None: however many.
+    ``components`` are those of workflows, of which ``component_bytes`` fit on a rank; None: however many. One that
+    cannot be loaded for now may be on no rank, and is used where it is.
     """
 
     now_s: float
