@@ -25,6 +25,7 @@ By hand::
 
 Scripts are those of ``gfdit.policies.layout_script``. From a shell, for an adapter's author::
 
+    python -m gfdit.adapters.testing FILE.py             # models of workflows, see ``workflow_checks``
     python -m gfdit.adapters.testing MODEL_DIR --adapter my_package.my_adapter:MyAdapter --size 128x128
 """
 

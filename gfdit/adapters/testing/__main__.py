@@ -1,4 +1,4 @@
-"""``python -m gfdit.adapters.testing MODEL_DIR``: all checks of an adapter, one line each."""
+"""``python -m gfdit.adapters.testing MODEL_DIR``, or ``FILE.py``: all checks of an adapter, or of workflows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import PIL.Image
+
 from gfdit.adapters.testing.checks import CHECKS, TOLERANCE, check_adapter
+from gfdit.adapters.testing.component_ranks import ComponentRanks
 from gfdit.adapters.testing.kit import AdapterKit
-from gfdit.adapters.testing.processes import ChildError
+from gfdit.adapters.testing.processes import ChildError, ForkServer
 from gfdit.adapters.testing.requests import KitRequest
+from gfdit.adapters.testing.workflow_checks import WORKFLOW_CHECKS, WorkflowRequest, check_workflows
+from gfdit.workflow import Image
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     started_s = time.monotonic()
     try:
+        if args.model.endswith(".py"):
+            return _check_workflows(args)
+        if args.workflow or args.input:
+            raise ValueError("--workflow and --input are for workflows, in a file that ends in .py")
         requests = _requests(args)
         with AdapterKit(args.model, args.ranks, args.dtype, args.adapter) as kit:
             report = check_adapter(
@@ -33,7 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gfdit.adapters.testing", description=__doc__)
-    parser.add_argument("model", metavar="MODEL_DIR", help="a checkpoint small enough for a CPU")
+    parser.add_argument(
+        "model", metavar="MODEL_DIR|FILE.py", help="a checkpoint small enough for a CPU, or workflows"
+    )
+    parser.add_argument("--workflow", metavar="NAME", action="append", help="which in the file (default: all)")
+    parser.add_argument(
+        "--input", metavar="NAME=VALUE", action="append", default=[], help="of workflows, repeatable"
+    )
     parser.add_argument("--adapter", metavar="MODULE:CLASS", help="instead of the pipeline's own")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
@@ -53,16 +68,15 @@ def _parser() -> argparse.ArgumentParser:
         "--tolerance", type=float, default=TOLERANCE, help="between layouts (default: %(default)g)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random layouts")
-    parser.add_argument("--checks", nargs="+", choices=CHECKS, metavar="CHECK", help=f"of: {', '.join(CHECKS)}")
+    names = f"of: {', '.join(CHECKS)}; of workflows: {', '.join(WORKFLOW_CHECKS)}"
+    parser.add_argument("--checks", nargs="+", choices={*CHECKS, *WORKFLOW_CHECKS}, metavar="CHECK", help=names)
     return parser
 
 
 def _requests(args: argparse.Namespace) -> list[KitRequest]:
     images: tuple[Any, ...] = ()
     if args.image:
-        from PIL import Image
-
-        images = tuple(Image.open(path).convert("RGB") for path in args.image)
+        images = tuple(PIL.Image.open(path).convert("RGB") for path in args.image)
     requests = []
     for number, text in enumerate(args.size or ("128x128", "144x208")):
         height, width, num_frames = _size(text)
@@ -81,6 +95,49 @@ def _requests(args: argparse.Namespace) -> list[KitRequest]:
         if args.negative_prompt is not None:
             requests.append(request.but(negative_prompt=args.negative_prompt, seed=number + 101))
     return requests
+
+
+def _check_workflows(args: argparse.Namespace) -> int:
+    from gfdit.adapters.workflow_requests import WorkflowAdapter
+
+    adapter = WorkflowAdapter.load([args.model], args.ranks)
+    names = args.workflow or adapter.workflows.names
+    size = args.size[0] if args.size else "128x128"
+    height, width, _ = _size(size)
+    requests = []
+    for number, name in enumerate(names):
+        known = adapter.workflows.get(name, args.steps).workflow.inputs
+        values: dict[str, Any] = {"prompt": args.prompt, "seed": number + 1, "height": height, "width": width}
+        values["negative_prompt"] = args.negative_prompt
+        values["guidance_scale"], values["true_cfg_scale"] = args.guidance_scale, args.true_cfg_scale
+        values = {key: value for key, value in values.items() if key in known and value is not None}
+        for said in args.input:
+            key, equals, text = said.partition("=")
+            if not equals:
+                raise ValueError(f"--input must be NAME=VALUE, got {said!r}")
+            if key in known:
+                values[key] = _typed(text, known[key].type)
+        values |= {one.name: _picture() for one in known.values() if one.type is Image and one.name not in values}
+        requests.append(WorkflowRequest(args.model, name, values, args.steps))
+    with ForkServer() as server, ComponentRanks(server, args.ranks, adapter.checkpoint) as ranks:
+        report = check_workflows(
+            ranks, args.ranks, requests, tolerance=args.tolerance, seed=args.seed, checks=args.checks
+        )
+    print(report)
+    return 0 if report.passed else 1
+
+
+def _typed(text: str, kind: type) -> Any:
+    if kind is Image:
+        return PIL.Image.open(text).convert("RGB")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"--input: {text!r} is no {kind.__name__}") from None
+
+
+def _picture() -> PIL.Image.Image:
+    return PIL.Image.linear_gradient("L").convert("RGB")
 
 
 def _size(text: str) -> tuple[int, int, int]:
