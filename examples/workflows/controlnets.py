@@ -1,4 +1,4 @@
-"""FLUX and Stable Diffusion 3 with no, one and two ControlNets, six workflows that share what they have in common.
+"""FLUX, Stable Diffusion 3 and Qwen-Image with no, one and two ControlNets, which share what they have in common.
 
 Where the weights are is read from a file beside this one, `controlnets.json`; `gfdit tiny-model` makes small ones.
 """
@@ -6,14 +6,15 @@ Where the weights are is read from a file beside this one, `controlnets.json`; `
 import json
 from pathlib import Path
 
-from gfdit.adapters.components import flux, sd3
+from gfdit.adapters.components import flux, qwen_image, sd3
 from gfdit.workflow import Image, Workflow, workflow
 
 WEIGHTS = json.loads(Path(__file__).with_suffix(".json").read_text())
+FAMILIES = {"flux": (flux, "Flux"), "sd3": (sd3, "SD3"), "qwen-image": (qwen_image, "QwenImage")}
 
 
 def record(family: str, num_nets: int, steps: int) -> Workflow:
-    module, name = {"flux": (flux, "Flux"), "sd3": (sd3, "SD3")}[family]
+    module, name = FAMILIES[family]
     base = WEIGHTS[family]
     text, noise, control, transformer, decoder = (
         getattr(module, name + part)(base)
@@ -30,7 +31,8 @@ def record(family: str, num_nets: int, steps: int) -> Workflow:
         if family == "sd3":
             guidance = {"guidance_scale": made.add_input("guidance_scale", float, 7.0)}
         else:
-            guidance = {"true_cfg_scale": made.add_input("true_cfg_scale", float, 1.0)}
+            scale = 4.0 if family == "qwen-image" else 1.0
+            guidance = {"true_cfg_scale": made.add_input("true_cfg_scale", float, scale)}
         images = [made.add_input(f"image_{number}", Image) for number in range(num_nets)]
         length = made.add_input("max_sequence_length", int, None)
         embeds = text(prompt=prompt, negative_prompt=negative, max_sequence_length=length)
@@ -54,6 +56,6 @@ def builder(family: str, num_nets: int) -> object:
     return build
 
 
-for _family in ("flux", "sd3"):
-    for _num_nets in range(3):
+for _family in [name for name in FAMILIES if name in WEIGHTS]:
+    for _num_nets in range(1 + len(WEIGHTS[f"{_family}-nets"])):
         globals()[f"{_family}_{_num_nets}"] = builder(_family, _num_nets)
