@@ -70,7 +70,6 @@ FROM_SEED: dict[str, int] = {
     "retries-have-no-end": 1,
     "silence-is-ignored": 50,
     "strays-are-not-freed-after-a-fault": 31,
-    "what-a-failed-task-has-handed-on-passes-for-all-of-it": 2755,
     "what-is-still-being-made-is-freed-when-its-reader-is-done": 1569,
     "what-was-begun-is-withdrawn-all-the-same": 392,
 }
@@ -624,12 +623,6 @@ def what_is_still_being_made_is_freed_when_its_reader_is_done(patch: pytest.Monk
 @mutant_in(workflows=True)
 def streams_stay_when_their_artifact_is_freed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Streams, "forget", lambda self, artifacts: None)
-
-
-@mutant_in(workflows=True, task_error=0.3)
-def what_a_failed_task_has_handed_on_passes_for_all_of_it(patch: pytest.MonkeyPatch) -> None:
-    original = Streams.end
-    patch.setattr(Streams, "end", lambda self, error="": original(self))
 
 
 # Clients
