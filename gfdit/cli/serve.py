@@ -4,11 +4,14 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from gfdit.core.components import Component
+from gfdit.core.control.residency import Residency
 from gfdit.core.cost.file import CostTable
 from gfdit.core.policy.admission import AdmissionMode
 from gfdit.core.policy.loading import DEFAULT_POLICY
@@ -114,10 +117,12 @@ def run(args: argparse.Namespace) -> int:
 
 def serve_command(args: argparse.Namespace) -> list[str]:
     """The `vllm serve` command line. Raises ValueError naming a wrong argument and what is allowed."""
+    components: list[Component] = []
     if args.workflow:
         from gfdit.adapters.workflow_requests import WorkflowAdapter  # needs vLLM-Omni, which takes a while
 
-        args.model = args.model or WorkflowAdapter.load(args.workflow, args.ranks).checkpoint
+        adapter = WorkflowAdapter.load(args.workflow, args.ranks)
+        args.model, components = args.model or adapter.checkpoint, adapter.workflows.components({})
     elif args.model is None:
         raise ValueError("a MODEL is needed, or a --workflow")
     if args.model.startswith(("/", ".", "~")) and not Path(args.model).expanduser().is_dir():
@@ -145,7 +150,8 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
     settings |= parse_settings(args.set)
-    Settings.parse({"gfdit": settings})
+    checked = Settings.parse({"gfdit": settings})
+    check_components(components, args.ranks, checked.component_bytes)
     stage = {
         "engine_backend": ENGINE,
         "additional_config": {"gfdit": settings},
@@ -157,6 +163,14 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     command = [str(program), "serve", args.model, "--omni", "--port", str(args.port)]
     command += ["--stage-overrides", json.dumps({"0": stage})]
     return [*command, "--middleware", FRONT, *args.passthrough]
+
+
+def check_components(components: Iterable[Component], num_ranks: int, component_bytes: int | None) -> None:
+    """Raises ValueError for one that no rank can have, by its bytes or because there is no such rank."""
+    held = Residency(components, component_bytes)
+    for one in held.table.values():
+        if not any(one.may_be_on(rank) for rank in range(num_ranks)):
+            raise ValueError(f"component {one.name} may be on ranks {one.ranks}, and there are {num_ranks}")
 
 
 def check_costs(path: Path, model: str) -> None:

@@ -40,6 +40,16 @@ def heap_kind(device_type: str) -> str:
     return kinds[device_type]
 
 
+def check_room(components: Sequence[Component], component_bytes: int | None, device_type: str) -> None:
+    """Raises ``ValueError`` where loads in advance could fill a device: only the operator knows what to leave."""
+    if components and component_bytes is None and device_type != "cpu":
+        whole = sum(one.num_bytes for one in components)
+        raise ValueError(
+            f"gfdit setting 'component_bytes' is needed on {device_type}: how much of a rank's memory components "
+            f"may take, beside what steps need; all of them take {whole} bytes"
+        )
+
+
 class ElasticExecutor(DiffusionExecutor):
     """Owns the control process. The engine's loop thread owns the client once it runs."""
 
@@ -63,6 +73,7 @@ class ElasticExecutor(DiffusionExecutor):
         super().__init__(od_config)
 
     def _init_executor(self) -> None:
+        check_room(self.components, self.settings.component_bytes, current_omni_platform.device_type)
         fetch_weights(str(self.od_config.model))
         run_dir = make_run_dir()
         payload = WorkerPayload(

@@ -9,8 +9,10 @@ import pytest
 import torch
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
+from gfdit.core.components import Component
 from gfdit.omni import engine
 from gfdit.omni.executor import worker_on
+from gfdit.omni.launcher import check_room
 from gfdit.omni.plugin import find_accelerator
 from gfdit.omni.settings import Settings
 
@@ -52,3 +54,12 @@ def test_a_worker_takes_its_device_and_keeps_its_rank(
     worker.rank = 3
     worker.init_device()
     assert taken == [index] and worker.rank == 3
+
+
+def test_on_a_gpu_somebody_has_to_say_how_much_components_may_take() -> None:
+    components = [Component("base", 700), Component("text", 300)]
+    check_room(components, None, "cpu")
+    check_room(components, 800, "cuda")
+    check_room([], None, "cuda")
+    with pytest.raises(ValueError, match=r"'component_bytes' is needed on cuda: .* all of them take 1000 bytes"):
+        check_room(components, None, "cuda")

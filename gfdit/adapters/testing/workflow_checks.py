@@ -22,11 +22,12 @@ from gfdit.adapters.testing.workflow_run import (
     WorkflowRequest,
     candidates,
     run,
-    run_again_after_unloading,
+    run_between_unloads,
     run_in_turns,
 )
 from gfdit.core.layouts import SINGLE, ParallelSpec
 
+_LEFT_BYTES = 2**18
 _CONTRAST = 100  # how much more than the tolerance another seed must change
 
 
@@ -102,10 +103,14 @@ def check_degrees(bench: WorkflowBench) -> str:
 
 
 def check_interleaved(bench: WorkflowBench) -> str:
-    """Requests in turns on one rank, a model call of each after the other, are the requests alone."""
+    """Requests in turns, a model call of each after the other, are each alone, at the widest degree too."""
     together = bench.ranks.call(run_in_turns, bench.requests)
     _expect_same(together, bench.alone, "in turns")
-    return f"{len(together)} requests in turns are bit-identical to each alone"
+    common = set.intersection(*(set(bench.degrees(request)) for request in bench.requests))
+    widest = max(common, key=lambda spec: (spec.size, spec.cfg), default=SINGLE)
+    alone = [bench.all_ranks(run, request, (widest,))[0] for request in bench.requests]
+    _expect_same(bench.all_ranks(run_in_turns, bench.requests, (widest,))[0], alone, f"in turns under {widest}")
+    return f"{len(together)} requests in turns are bit-identical to each alone, also under {widest}"
 
 
 def check_audit(bench: WorkflowBench) -> str:
@@ -119,12 +124,15 @@ def check_audit(bench: WorkflowBench) -> str:
 
 
 def check_reload(bench: WorkflowBench) -> str:
-    """What is unloaded and loaded again makes the same."""
+    """What is unloaded and loaded again makes the same, and leaves nothing behind."""
+    most = 0
     for request, reference in zip(bench.requests, bench.alone, strict=True):
-        _expect_same(
-            [bench.ranks.call(run_again_after_unloading, request)], [reference], f"{request}, loaded again"
-        )
-    return "components that were unloaded and loaded again make the same"
+        made, num_bytes = bench.ranks.call(run_between_unloads, request)
+        _expect_same([made], [reference], f"{request}, loaded again")
+        if num_bytes > _LEFT_BYTES:
+            raise CheckFailed(f"{request}: {num_bytes / 2**20:.1f} MiB of tensors are left when all is unloaded")
+        most = max(most, num_bytes)
+    return f"components that were unloaded and loaded again make the same; at most {most} bytes are left"
 
 
 WORKFLOW_CHECKS: dict[str, Callable[[WorkflowBench], str]] = {

@@ -5,6 +5,7 @@ Runs in forked processes that have imported vLLM-Omni; who names these functions
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -157,19 +158,30 @@ def run(
     return made.finish()
 
 
-def run_in_turns(rank: ComponentRank, requests: Sequence[WorkflowRequest]) -> list[Outcome]:
+def run_in_turns(
+    rank: ComponentRank, requests: Sequence[WorkflowRequest], specs: Sequence[ParallelSpec] = ()
+) -> list[Outcome]:
     """A node of each after the other."""
-    runs = [Run(rank, request) for request in requests]
+    runs = [Run(rank, request, specs) for request in requests]
     left = [one.nodes() for one in runs]
     while left:
         left = [nodes for nodes in left if next(nodes, left) is None]
     return [one.finish() for one in runs]
 
 
-def run_again_after_unloading(rank: ComponentRank, request: WorkflowRequest) -> Outcome:
+def run_between_unloads(rank: ComponentRank, request: WorkflowRequest) -> tuple[Outcome, int]:
+    """On a rank without components, which has none afterwards; and the bytes of tensors that are left there."""
+    before = _bytes_without_components(rank)
+    made = run(rank, request)
+    return made, _bytes_without_components(rank) - before - made.output.nbytes
+
+
+def _bytes_without_components(rank: ComponentRank) -> int:
     for name in list(rank.host.resident):
         rank.host.unload(name)
-    return run(rank, request)
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+    return sum({one.data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
 
 def candidates(rank: ComponentRank, request: WorkflowRequest, num_ranks: int) -> list[ParallelSpec]:

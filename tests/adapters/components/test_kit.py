@@ -121,6 +121,11 @@ SABOTAGES = {
     },
     "audit": {"step": "latents['latents'].mul_(0.5)"},
     "reload": {"load": "LOADED.append(1); weights = weights * len(LOADED)"},
+    "reload ": {"load": "LOADED.append(torch.zeros(2**18))"},
+    "interleaved ": {
+        "step": "tensor = tensor + components.get('last', 0) * (len(call.layout.ranks) - 1); components['last'] = "
+        "0 * tensor if call.step_index == 3 else tensor"
+    },
 }
 
 
@@ -129,7 +134,7 @@ def test_what_each_check_sees(ranks: Ranks, tmp_path: Path, seen_by: str) -> Non
     file = tmp_path / "mine.py"
     file.write_text(MODELS.format(**{"noise": "pass", "load": "pass", "step": "pass", **SABOTAGES[seen_by]}))
     requests = [WorkflowRequest(str(file), "mine", {"seed": seed}) for seed in (1, 2)]
-    names = [seen_by] if seen_by else list(WORKFLOW_CHECKS)
+    names = [seen_by.strip()] if seen_by else list(WORKFLOW_CHECKS)
     report = check_workflows(ranks(2), 2, requests, checks=names)
     assert report.passed is (not seen_by), str(report)
 

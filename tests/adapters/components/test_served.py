@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from gfdit.adapters.testing.processes import Child
+from gfdit.cli.main import USAGE_ERROR, main
 from gfdit.observe.timeline import read_timeline
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.waiting import HANG_S, wait_until
@@ -28,7 +29,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples/workflows/controlnets.py"
 SIDE, STEPS, SEED, TEXT_TOKENS = 128, 4, 5, 32
 NUM_NETS = {"flux": 2, "sd3": 2, "qwen-image": 1}
 GUIDANCE = {"flux": 1.0, "sd3": 4.0, "qwen-image": 4.0}
-CACHED = """
+MORE = """
+from gfdit.workflow import Patch
 from gfdit.workflow.passes import ApproximateCache
 
 
@@ -36,6 +38,15 @@ from gfdit.workflow.passes import ApproximateCache
 def cached(steps):
     made = record("sd3", 0, steps)
     made.name, made.passes = "sd3-cached", (ApproximateCache(skip=2, similarity=0.9999),)
+    return made
+
+
+@workflow(steps=28)
+def misfit(steps):
+    made = record("flux", 0, steps)
+    made.name = "flux-misfit"
+    base = next(node.model for node in made.nodes if node.model.kind == "denoise")
+    base.add_patch(Patch(WEIGHTS["misfit"], step=1))
     return made
 """
 
@@ -50,12 +61,13 @@ def server(source: Callable[..., str], folder: Path) -> Iterator[ServerProcess]:
     text = EXAMPLE.read_text()
     assert "name + part)(base)" in text
     on_rank_1 = "name + part)(base, **({'ranks': (1,)} if (family, part) == ('flux', 'TextEncoder') else {}))"
-    (folder / EXAMPLE.name).write_text(text.replace("name + part)(base)", on_rank_1) + CACHED)
+    (folder / EXAMPLE.name).write_text(text.replace("name + part)(base)", on_rank_1) + MORE)
     weights: dict[str, Any] = {family: source(family) for family in NUM_NETS}
     weights |= {
         f"{name}-nets": [source(f"{name}-controlnet", seed=seed) for seed in range(most)]
         for name, most in NUM_NETS.items()
     }
+    weights["misfit"] = source("flux-lora", num_layers=5)  # the base has three
     (folder / "controlnets.json").write_text(json.dumps(weights))
     argv = ["gfdit", "serve", "--workflow", str(folder / EXAMPLE.name), "--ranks", "2", "--policy", "triage"]
     argv += ["--timeline", str(folder / "timeline.json")]
@@ -178,6 +190,55 @@ def test_a_mistake_is_one_clear_line(server: ServerProcess, workflow: str, input
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
     assert httpx.get(f"{server.base_url}/health").status_code == 200
+
+
+BROKEN = """
+from gfdit.adapters.components import flux
+from gfdit.workflow import Workflow
+
+with Workflow("mine", 4) as mine:
+    prompt = mine.add_input("prompt", str)
+    latents = flux.FluxNoise({base!r})(seed=0, height=64, width=64)
+    embeds = flux.FluxTextEncoder({base!r}{encoder})(prompt=prompt)
+    for step in range(4):
+        latents = flux.FluxTransformer({base!r})(step, latents=latents, {embeds})
+    mine.add_output(flux.FluxDecoder({base!r})(latents=latents))
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "argv", "message"),
+    [
+        ({}, ["--set", "component_bytes=1000"], "GiB, and a rank has 0.00 GiB"),
+        ({"encoder": ", ranks=(2,)"}, [], "may be on ranks (2,), and there are 2"),
+        ({"embeds": ""}, [], "mine.py:10: fluxtransformer lacks its input embeds (Embeddings)"),
+        ({"embeds": "embeds=embeds, strength=1"}, [], "mine.py:10: fluxtransformer has no input strength"),
+        ({"encoder": "("}, [], "mine.py:8: SyntaxError"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_before_anything_starts(
+    source: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    argv: list[str],
+    message: str,
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN.format(**{"base": source("flux"), "encoder": "", "embeds": "embeds=embeds", **changes}))
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("it starts"))
+    assert main(["serve", "--workflow", str(file), "--ranks", "2", *argv]) == USAGE_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("gfdit serve: error: ") and message in error and error.count("\n") == 1, error
+
+
+def test_a_lora_that_fits_in_part_fails_its_request_only(server: ServerProcess) -> None:
+    before = generate(server, "flux", 0)
+    answer = post(server, "flux-misfit", {"max_sequence_length": TEXT_TOKENS})
+    assert answer.status_code == 500, answer.text
+    assert "flux-lora" in answer.json()["error"]["message"], answer.text
+    assert np.array_equal(generate(server, "flux", 0), before)
 
 
 def test_an_encoder_runs_only_where_it_may_be(server: ServerProcess, folder: Path) -> None:
