@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 from vllm_omni.diffusion.request import OmniDiffusionRequest
@@ -70,6 +71,7 @@ class OmniExecutor:
         if current_omni_platform.device_type == "cpu":
             torch.set_num_threads(payload.threads_per_rank)
         load_omni_general_plugins()
+        freeze_gc_heap()  # modules stay: a collection looks at what requests leave, soon and in little time
         _be_alone(od_config)
         register_pipeline(od_config)
         self.rank = rank

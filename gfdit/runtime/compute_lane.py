@@ -254,8 +254,8 @@ class TaskWork:
         self._reclaim_after(error)
 
     def _reclaim_after(self, error: Exception) -> None:
+        forget_frames(error)
         if ran_out_of_memory(error):
-            forget_frames(error)
             self._lane.executor.reclaim()
 
     def started(self, at_s: float) -> None:

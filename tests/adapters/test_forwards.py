@@ -5,11 +5,13 @@ What a request of each kind makes is compared, bit by bit, with the stock pipeli
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gfdit.adapters.forward.verdict import Mode
 from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest
@@ -67,11 +69,13 @@ def test_a_forward_is_cut_and_goes_on_elsewhere(
 
 def check(kit: AdapterKit, request: KitRequest, name: str, mode: Mode, wide: bool) -> None:
     (stock,) = kit.stock(request)
+    kit.on_ranks(leave_cycles)
     assert kit.run(request, "sp1@0").identical(stock), name
     moved = kit.run(request, "encode@1 sp1@0 sp1@1 decode@0")
     assert moved.identical(stock), f"{name}, moved at every step"
     for other in kit.run_interleaved([(request, "sp1@0"), (request, "sp1@1 sp1@0")]):
         assert other.identical(stock), f"{name}, in turns"
+    assert kit.on_ranks(tensors_in_cycles) == [0, 0], f"{name}: tensors wait for the garbage collector"
     specs = [spec for spec in kit.candidates(request) if wide and spec != ParallelSpec(1)]
     for spec in specs:
         script = f"sp1@0 {spec}@1,0 sp1@1"
@@ -82,6 +86,25 @@ def check(kit: AdapterKit, request: KitRequest, name: str, mode: Mode, wide: boo
         difference = kit.run(request, script).difference(expected)
         assert difference <= TOLERANCE, f"{name}, {script}: {difference}"
     print(f"{name}: {mode.keep}, by {mode.cut}: {', '.join(map(str, specs)) or 'one rank'}")
+
+
+def leave_cycles(executor: Any) -> None:
+    """What is in cycles stays until :func:`tensors_in_cycles`."""
+    executor.adapter.suspended.end_those_gone()
+    gc.collect()
+    gc.disable()
+
+
+def tensors_in_cycles(executor: Any) -> int:
+    """That requests which have ended have left behind: device memory, until Python looks for cycles."""
+    executor.adapter.suspended.end_those_gone()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    found = sum(isinstance(one, torch.Tensor) for one in gc.garbage)
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+    return found
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Coroutine:
     """``body()`` on a thread of its own. :meth:`resume` runs it until it suspends, ends or raises."""
 
     def __init__(self, body: Callable[[], Any], name: str) -> None:
-        self._body = body
+        self._body: Callable[[], Any] | None = body
         self._wake, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._killed = False
         self._enter: Callable[[], None] | None = None
@@ -45,8 +45,10 @@ class Coroutine:
             self._thread.start()
         self._back.acquire()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            try:
+                raise self._error
+            finally:
+                self._error = None
         return self.has_ended
 
     def suspend(self) -> None:
@@ -64,7 +66,7 @@ class Coroutine:
             self._killed = True
             self._wake.release()
             self._back.acquire()
-        self.has_ended = True
+        self._end()
 
     def num_bytes(self) -> int:
         """Of the tensors that the suspended call's local variables hold, storages that are shared counted once."""
@@ -96,11 +98,17 @@ class Coroutine:
             with torch.inference_mode():
                 if self._enter is not None:
                     self._enter()
+                assert self._body is not None, "this call has not ended"
                 self.result = self._body()
         except KilledError:
             pass
         except BaseException as error:
             self._error = error
         finally:
-            self.has_ended = True
+            self._end()
             self._back.release()
+
+    def _end(self) -> None:
+        """What the body knows may know this object, and would wait for the garbage collector with all it holds."""
+        self.has_ended = True
+        self._body = self._enter = None
