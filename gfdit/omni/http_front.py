@@ -5,6 +5,7 @@ vLLM-Omni answers every failure that is not the client's fault with HTTP 500, an
 to those who wait. With this
 
 - a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
+- ``/v1/images/edits`` takes OpenAI's ``mask``, and ``extra_params`` as other endpoints do;
 - at SIGTERM or SIGINT requests that run have ``shutdown_timeout_s`` to end; ``/health`` and new requests get HTTP
   503 meanwhile, and so do those that run when time is over, or at a second signal.
 
@@ -23,6 +24,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from gfdit.omni.http_edits import complete_edits
 from gfdit.omni.retryable import SEND_AGAIN, retryable
 from gfdit.omni.settings import Settings
 from gfdit.runtime.guard import guarded
@@ -85,6 +87,7 @@ class HttpFront:
     async def _on_lifespan(self, app: Any, message: Message, send: Send) -> None:
         """Take the signals over once the server listens: vLLM's launcher has set its own handlers just before."""
         if message["type"] == "lifespan.startup.complete":
+            complete_edits(app)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, app)

@@ -28,13 +28,14 @@ from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
+from gfdit.adapters.forward.inpainting import Edit, Inpainting, edit_of
 from gfdit.adapters.forward.known import Known
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.proven import proven_verdicts
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
-from gfdit.adapters.forward.verdict import Mode, Verdicts, signature_of
+from gfdit.adapters.forward.verdict import Mode, Signature, Verdicts, has_mask, signature_of
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
@@ -67,6 +68,8 @@ class ForwardAdapter(EngineHalf):
     # Engine half
 
     def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
+        if has_mask(request) and not (self.family.inpaints or self.family.reads_masks):
+            raise ValueError(f"mask_image: {self.od_config.model_class_name} does not inpaint")
         made = super().convert(request, max_sp)
         if self._mode_of(request) is None:
             return Trajectory(made.shape, made.num_steps, False, whole_request(request.request_id))
@@ -79,11 +82,15 @@ class ForwardAdapter(EngineHalf):
         return replace(made, graph=with_candidates(made.graph, TaskKind.DENOISE, specs))
 
     def num_steps(self, request: OmniDiffusionRequest) -> int:
+        num_steps = self._asked_steps(request)
+        return num_steps if (edit := self._edit_of(request)) is None else edit.num_steps(num_steps)
+
+    def _asked_steps(self, request: OmniDiffusionRequest) -> int:
         if (known := self._known(request).num_steps) is not None:
             return known
         sampling = request.sampling_params
         asked = (sampling.num_inference_steps if sampling.sigmas is None else len(sampling.sigmas)) or None
-        if (verdict := (self.verdicts or {}).get(signature_of(request))) is not None:
+        if (verdict := (self.verdicts or {}).get(self._signature(request))) is not None:
             return verdict.num_steps(asked)
         return asked or self.default_num_steps
 
@@ -91,7 +98,7 @@ class ForwardAdapter(EngineHalf):
         verdicts = self.verdicts or {}
         if (guided := self._known(request).guided) is not None:
             return guided and any(verdict.splits_guidance for verdict in verdicts.values())
-        verdict = verdicts.get(signature_of(request))
+        verdict = verdicts.get(self._signature(request))
         return verdict is not None and verdict.splits_guidance
 
     def shape(self, request: OmniDiffusionRequest) -> Shape:
@@ -105,13 +112,23 @@ class ForwardAdapter(EngineHalf):
         is_exact = self.sequence_plan is not None or self.od_config.model_class_name in EXACT_PLANS
         return super().parallel_candidates(shape, cfg, max_sp if is_exact or self.trusts_plans else 1)
 
+    def _edit_of(self, request: OmniDiffusionRequest) -> Edit | None:
+        return edit_of(request) if self.family.inpaints else None
+
+    def _signature(self, request: OmniDiffusionRequest) -> Signature:
+        """A template is no image to a ``forward`` that is made to inpaint."""
+        signature = signature_of(request)
+        if self.family.inpaints and has_mask(request) and signature not in (self.verdicts or {}):
+            return signature._replace(image=False)
+        return signature
+
     def _mode_of(self, request: OmniDiffusionRequest) -> Mode | None:
         """How such a request is cut; None: not at all."""
         if self.family.whole:
             return None
         if self.verdicts is None:
             return Mode()
-        verdict = self.verdicts.get(signature_of(request))
+        verdict = self.verdicts.get(self._signature(request))
         return None if verdict is None else verdict.mode
 
     # Worker half
@@ -313,10 +330,16 @@ class ForwardAdapter(EngineHalf):
     def _call_forward(self, request: OmniDiffusionRequest) -> DiffusionOutput:
         if self.refresh_caches is not None:
             self.refresh_caches(request)
+        inpainting = None
+        if (edit := self._edit_of(request)) is not None:
+            inpainting = Inpainting(self.pipeline, edit)
+            inpainting.put_on()
         outputs = self.pipeline.forward(DiffusionRequestBatch(requests=[request]))
         output = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         if not isinstance(output, DiffusionOutput):
             raise TypeError(f"{type(self.pipeline).__name__}.forward returned {type(outputs).__name__}")
+        if inpainting is not None:
+            output.output = inpainting.pasted(output.output)
         return output
 
     def _adopt(self) -> Callable[[], None]:

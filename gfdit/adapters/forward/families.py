@@ -42,6 +42,10 @@ class Family:
     splits_rows: bool = False
     #: To which the denoiser pads each of the texts in a list.
     text_multiple: int = 1
+    #: Whether :mod:`~gfdit.adapters.forward.inpainting` fits what ``forward`` calls.
+    inpaints: bool = False
+    #: Whether ``forward`` reads masks by itself.
+    reads_masks: bool = False
     #: Changes the loaded pipeline, or raises ``ValueError`` for one that cannot be driven.
     alter: Callable[[Any], None] | None = None
     #: Why requests run whole, if it is known that no cut can be right.
@@ -59,6 +63,7 @@ _QWEN_MASKS = ("encoder_hidden_states_mask",)
 # Rotary embeddings exist for 4096 positions on either side of the centre.
 _QWEN_SIZES = Sizes(smallest=1, longest=(131072, 131072))
 _QWEN = Family(look=sized(_QWEN_SIZES, true_cfg(4.0)), captures_steps=True, masks=_QWEN_MASKS)
+_QWEN_INPAINTS = replace(_QWEN, inpaints=True)
 
 
 def _refuse_gates(pipeline: Any) -> None:
@@ -88,7 +93,9 @@ FAMILIES: dict[str, Family] = {
         look=sized(Sizes(), true_cfg(1.0), 512),
         captures_steps=True,
         sent=("guidance",),
+        inpaints=True,
     ),
+    "Flux2KleinPipeline": Family(reads_masks=True),
     "FluxDMD2Pipeline": _IDS,
     "FluxKontextPipeline": _IDS,
     "LongCatImageEditPipeline": _IDS,
@@ -96,13 +103,14 @@ FAMILIES: dict[str, Family] = {
         sequence_plan=_TOKENS_AND_IDS, look=sized(Sizes(), scale_above(1.0)), captures_steps=True
     ),
     "OvisImagePipeline": _IDS,
-    "QwenImageEditPipeline": _QWEN,
+    "QwenImageEditPipeline": _QWEN_INPAINTS,
     "QwenImageEditPlusPipeline": _QWEN,
-    "QwenImagePipeline": _QWEN,
+    "QwenImagePipeline": _QWEN_INPAINTS,
     "StableDiffusion3Pipeline": Family(
         sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out"),
         look=sized(sd3_sizes, scale_above(1.0), 512),
         captures_steps=True,
+        inpaints=True,
     ),
     "ZImagePipeline": Family(
         sequence_plan=z_image.SEQUENCE_PLAN,
@@ -121,7 +129,7 @@ FAMILIES: dict[str, Family] = {
     "HeliosPyramidPipeline": _HELIOS,
     "WanPipeline": _wan(4.0),
     "WanDMDPipeline": _wan(1.0),
-    "WanVACEPipeline": _VIDEO,
+    "WanVACEPipeline": replace(_VIDEO, reads_masks=True),
     "WanImageToVideoPipeline": _wan(5.0),
     "WanT2VDMD2Pipeline": _VIDEO,
     "WanI2VDMD2Pipeline": _VIDEO,

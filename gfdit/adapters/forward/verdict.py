@@ -84,6 +84,12 @@ class Verdict(Struct, frozen=True):
 Verdicts = dict[Signature, Verdict]
 
 
+def has_mask(request: Any) -> bool:
+    """Whether the client says which part of an image to paint."""
+    fields = {} if isinstance(request.prompt, str) else request.prompt
+    return (fields.get("multi_modal_data") or {}).get("mask_image") is not None
+
+
 def signature_of(request: Any) -> Signature:
     """Of vLLM-Omni's ``OmniDiffusionRequest``."""
     prompt, sampling = request.prompt, request.sampling_params

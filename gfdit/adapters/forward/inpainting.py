@@ -1,0 +1,196 @@
+"""Inpainting by a stock ``forward`` that knows of no mask, as diffusers' inpainting pipelines make it.
+
+Of a request with an ``image``, the template, and a ``mask_image``: latents begin as the template with noise, some
+of the first steps left out (``strength``), and after each step what is not painted is the template with the noise
+of that step. What does this is set on the pipeline as what the request sets, so it goes on and off with the rest
+of the request's own (:mod:`gfdit.adapters.forward.overlay`), and a replay does it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image, ImageOps
+
+#: Of a request that does not say: diffusers' own.
+DEFAULT_STRENGTH = 0.6
+
+
+class Edit(NamedTuple):
+    """``mask`` is white where ``template`` is painted anew."""
+
+    template: Image.Image
+    mask: Image.Image
+    strength: float
+
+    def num_steps(self, asked: int) -> int:
+        """That are left of ``asked``, as diffusers counts them."""
+        return asked - int(max(asked - asked * self.strength, 0))
+
+
+def edit_of(request: Any) -> Edit | None:
+    """What vLLM-Omni's ``OmniDiffusionRequest`` asks to be painted; None without a mask.
+
+    Raises ``ValueError`` naming the field for what cannot be painted.
+    """
+    fields = {} if isinstance(request.prompt, str) else request.prompt
+    given = fields.get("multi_modal_data") or {}
+    if (mask := given.get("mask_image")) is None:
+        return None
+    images = given.get("image")
+    images = images if isinstance(images, list) else [] if images is None else [images]
+    if len(images) != 1:
+        raise ValueError(f"mask_image goes with one image, got {len(images)}")
+    for name, image in (("image", images[0]), ("mask_image", mask)):
+        if not isinstance(image, Image.Image):
+            raise ValueError(f"{name} must be an image, got {type(image).__name__}")
+    strength = request.sampling_params.strength
+    strength = DEFAULT_STRENGTH if strength is None else strength
+    if not 0 < strength <= 1:
+        raise ValueError(f"strength must be above 0 and at most 1, got {strength:g}")
+    return Edit(images[0].convert("RGB"), painted(mask), strength)
+
+
+def painted(mask: Image.Image) -> Image.Image:
+    """White where to paint. With an alpha channel that lets anything through that is what is transparent (OpenAI's
+    ``mask``), otherwise what is white (diffusers' ``mask_image``).
+
+    Raises ``ValueError`` for a mask that covers nothing: it was meant the other way round.
+    """
+    if mask.has_transparency_data:
+        alpha = mask.convert("RGBA").getchannel("A")
+        if np.asarray(alpha).min() < 128:
+            return ImageOps.invert(alpha)
+    mask = mask.convert("RGB")
+    if np.asarray(mask.convert("L")).max() < 128:
+        raise ValueError(
+            "mask_image covers nothing: white is painted, or with an alpha channel what is transparent"
+        )
+    return mask
+
+
+class Inpainting:
+    """One call of ``pipeline.forward``. Its pipeline samples with flow matching and has the VAE's usual names."""
+
+    def __init__(self, pipeline: Any, edit: Edit) -> None:
+        self._pipeline = pipeline
+        self._edit = edit
+        self._num_done = 0
+
+    def put_on(self) -> None:
+        """What the pipeline calls from now on, until what the request has set is taken off."""
+        pipeline = self._pipeline
+        if not hasattr(pipeline.scheduler, "scale_noise"):
+            raise ValueError(f"{type(pipeline.scheduler).__name__} does not mix noise with images: no inpainting")
+        pipeline.prepare_latents = _around(pipeline.prepare_latents, self._prepare_latents)
+        pipeline.prepare_timesteps = _around(pipeline.prepare_timesteps, self._prepare_timesteps)
+        step = _around(pipeline.scheduler_step_maybe_with_cfg, self._step)
+        pipeline.scheduler_step_maybe_with_cfg = step
+
+    def pasted(self, output: Any) -> Any:
+        """``output`` [n, 3, height, width] in [-1, 1], and the template's own pixels where nothing is painted."""
+        if not isinstance(output, torch.Tensor) or output.ndim != 4 or output.shape[1] != 3:
+            return output  # latents
+        height, width = output.shape[-2:]
+        template, mask = (made.to(output.device) for made in self._pixels(height, width))
+        return torch.where(mask > 0, output.float(), template)
+
+    # In place of the pipeline's own
+
+    def _prepare_latents(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Noise is drawn after the encoder has drawn its own, as in diffusers."""
+        asked = inspect.signature(original).bind(*args, **kwargs).arguments
+        template, mask = self._pixels(asked["height"], asked["width"])
+        clean = self._encoded(template, asked["generator"])
+        made = original(*args, **kwargs)
+        latents = made[0] if isinstance(made, tuple) else made
+        clean = clean.repeat(asked["batch_size"], *[1] * (clean.ndim - 1)).to(latents)
+        mask = torch.nn.functional.interpolate(mask, size=clean.shape[-2:]).to(latents)
+        self._clean, self._mask = self._packed(clean), self._packed(mask.expand(*clean.shape[:1], 1, -1, -1))
+        self._noise, self._latents = latents.clone(), latents
+        if isinstance(made, tuple) and getattr(made[1], "shape", None) == self._clean.shape:
+            return latents, self._clean  # the model sees the template, too: diffusers encodes it once
+        return made
+
+    def _prepare_timesteps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        timesteps, asked = original(*args, **kwargs)
+        first = asked - self._edit.num_steps(asked)
+        scheduler = self._pipeline.scheduler
+        scheduler.timesteps, scheduler.sigmas = scheduler.timesteps[first:], scheduler.sigmas[first:]
+        self._num_steps = asked - first
+        self._sigmas = scheduler.sigmas.to(self._latents)
+        self._latents.copy_(self._template_at(0))  # which forward has already, as its first latents
+        return timesteps[first:], self._num_steps
+
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        latents = original(*args, **kwargs)
+        self._num_done += 1
+        return (1 - self._mask) * self._template_at(self._num_done) + self._mask * latents
+
+    # What it needs
+
+    def _template_at(self, step: int) -> torch.Tensor:
+        """With the noise that latents have before ``step``; after the last one with none."""
+        if step == self._num_steps:
+            return self._clean
+        sigma = self._sigmas[step : step + 1]
+        return sigma * self._noise + (1.0 - sigma) * self._clean
+
+    def _pixels(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Template [1, 3, height, width] in [-1, 1]; mask [1, 1, height, width], 1 where to paint."""
+        of_mask = self._processor.__class__(
+            vae_scale_factor=self._multiple, do_normalize=False, do_binarize=True, do_convert_grayscale=True
+        )
+        template = self._processor.preprocess(self._edit.template, height=height, width=width)
+        return template.float(), of_mask.preprocess(self._edit.mask, height=height, width=width)
+
+    @cached_property
+    def _processor(self) -> VaeImageProcessor:
+        return VaeImageProcessor(vae_scale_factor=self._multiple)
+
+    @property
+    def _packs(self) -> bool:
+        """Four cells of latents to a token."""
+        return hasattr(self._pipeline, "_pack_latents")
+
+    @property
+    def _multiple(self) -> int:
+        """Pixels."""
+        return int(self._pipeline.vae_scale_factor) * (2 if self._packs else 1)
+
+    def _packed(self, latents: torch.Tensor) -> torch.Tensor:
+        """As the transformer takes them, of [n, channels or 1, (1,) height, width]."""
+        height, width = latents.shape[-2:]
+        if not self._packs:
+            return latents
+        channels = self._pipeline.transformer.in_channels // 4
+        latents = latents.reshape(len(latents), -1, height, width).expand(-1, channels, -1, -1)
+        return self._pipeline._pack_latents(latents.contiguous(), len(latents), channels, height, width)
+
+    def _encoded(self, pixels: torch.Tensor, generator: Any) -> torch.Tensor:
+        """The template's latents [1, channels, (1,) height, width], drawn from what the VAE says of them."""
+        vae = self._pipeline.vae
+        of_video = getattr(vae.config, "latents_mean", None) is not None
+        pixels = pixels.to(self._pipeline.device, vae.dtype)
+        generator = generator[0] if isinstance(generator, list) else generator
+        latents = vae.encode(pixels.unsqueeze(2) if of_video else pixels).latent_dist.sample(generator)
+        if not of_video:
+            return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        mean, std = (
+            torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        return (latents - mean) * (1.0 / std)
+
+
+def _around(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return own(original, *args, **kwargs)
+
+    return call
