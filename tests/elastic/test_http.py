@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
+from PIL import Image, ImageOps
 
 from gfdit.observe.timeline import Span, read_timeline
 from tests.support.leftovers import nothing_left
@@ -94,6 +98,49 @@ def test_a_size_the_model_cannot_take(server: ServerProcess, size: tuple[int, in
     status, _ = generate(server, size=size)
     assert 400 <= status < 500
     assert generate(server)[0] == 200
+
+
+def png(image: Image.Image) -> tuple[str, bytes, str]:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "image.png", buffer.getvalue(), "image/png"
+
+
+def edit(server: ServerProcess, files: dict[str, Any], **fields: str) -> httpx.Response:
+    form = {"prompt": "a red panda", "num_inference_steps": "4", "seed": "1", "strength": "0.8", **fields}
+    url = f"{server.base_url}/v1/images/edits"
+    return httpx.post(url, data=form, files=files, timeout=HANG_S, trust_env=False)
+
+
+def test_an_edit_under_a_mask(server: ServerProcess) -> None:
+    """With vLLM-Omni's name and polarity of the mask, and with OpenAI's: one image, in the template."""
+    template = Image.linear_gradient("L").resize(SIZE).convert("RGB")
+    white = Image.new("L", SIZE)
+    white.paste(255, (32, 48, 96, 112))
+    holes = template.convert("RGBA")
+    holes.putalpha(ImageOps.invert(white))
+    edited = []
+    for name, mask in (("mask_image", white), ("mask", holes)):
+        answer = edit(server, {"image": png(template), name: png(mask)})
+        assert answer.status_code == 200, answer.text
+        edited.append(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))))
+    assert edited[0].tobytes() == edited[1].tobytes()
+    changed = np.abs(np.asarray(edited[0], int) - np.asarray(template)).max(-1)
+    painted = np.asarray(white) > 0
+    assert not changed[~painted].any() and changed[painted].mean() > 10
+
+
+def test_bad_edits_are_named(server: ServerProcess) -> None:
+    image, mask = png(Image.new("RGB", SIZE)), png(Image.new("L", SIZE, 255))
+    for files, fields, message in (
+        ({"image": image, "mask": mask, "mask_image": mask}, {}, "mask and mask_image are two names of one field"),
+        ({"image": image, "mask": png(Image.new("L", SIZE))}, {}, "mask_image covers nothing"),
+        ({"image": image, "mask": mask}, {"strength": "2"}, "strength must be above 0 and at most 1, got 2"),
+        ({"image": image, "mask": mask}, {"extra_params": "[]"}, "extra_params must be a JSON object"),
+        ({"image": image}, {"extra_params": '{"gfdit": {"deadline_ms": -1}}'}, "gfdit.deadline_ms must be"),
+    ):
+        answer = edit(server, files, **fields)
+        assert answer.status_code == 400 and message in answer.text, answer.text
 
 
 def metric(server: ServerProcess, name: str) -> list[float]:
