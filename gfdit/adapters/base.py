@@ -105,6 +105,10 @@ class ModelAdapter(Protocol):
         """The request's ``OmniDiffusionSamplingParams``, which select its LoRA adapter."""
         ...
 
+    def forget(self, artifacts: tuple[str, ...]) -> None:
+        """This rank has dropped ``artifacts``, and what was kept for them is of no use. Called on any thread."""
+        ...
+
     def codec(self, artifact: str) -> ArtifactCodec:
         """Which fields ``artifact`` has and how they are split, by its id."""
         ...

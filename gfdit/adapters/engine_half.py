@@ -89,6 +89,9 @@ class EngineHalf:
     def codec(self, artifact: str) -> ArtifactCodec:
         return self._codec
 
+    def forget(self, artifacts: tuple[str, ...]) -> None:
+        """This rank has dropped ``artifacts``. Called on any thread."""
+
     def new_generator(self, sampling: Any) -> torch.Generator | None:
         """The generator a request starts with: its own, or one from its seed."""
         if sampling.generator is not None or sampling.seed is None:

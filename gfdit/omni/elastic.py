@@ -10,6 +10,7 @@ from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.distributed import parallel_state
 from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
 
+from gfdit.adapters import masked_tokens
 from gfdit.adapters.sequence_plan import SequencePlan
 from gfdit.omni.joint_attention import JointAttention, gather_tokens
 from gfdit.omni.ring import GroupFreeRing, UlyssesOrRing, allow_ring
@@ -54,6 +55,7 @@ class Exchange:
         for name, module in root.named_modules():
             if isinstance(module, Attention) and not module.skip_sequence_parallel:
                 module.parallel_strategy = chosen
+                masked_tokens.watch_attention(module.attention)
                 takes_masks &= _takes_masks(module)
                 if self._ring:
                     allow_ring(module, name, scope)
@@ -61,6 +63,9 @@ class Exchange:
             split_tokens(transformer, TaskDegrees(scope), plan)
             if sequence_plan is not None:
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
+            transformer.register_forward_pre_hook(masked_tokens.begin_pass)
+            for name in gathers_of(plan, sequence_plan):
+                transformer.get_submodule(name).register_forward_hook(masked_tokens.put_back)
         return takes_masks
 
 
@@ -73,6 +78,13 @@ def plans_of(
         if plan := get_sp_plan_from_model(transformer) if sequence_plan is None else sequence_plan.splits:
             found.append((transformer, plan))
     return found
+
+
+def gathers_of(plan: Mapping[str, Any], sequence_plan: SequencePlan | None) -> list[str]:
+    """Modules where tokens that ``plan`` splits come together."""
+    if sequence_plan is not None:
+        return [sequence_plan.gather]
+    return [name for name, entry in plan.items() if not isinstance(entry, dict)]
 
 
 def _takes_masks(layer: Attention) -> bool:

@@ -233,6 +233,7 @@ class OmniExecutor:
 
     def free(self, artifacts: tuple[str, ...]) -> None:
         self.store.drop(artifacts)
+        self.adapter.forget(artifacts)
         if self.freed_memory is not None:
             self.freed_memory.bound()
 

@@ -24,6 +24,7 @@ from vllm_omni.diffusion.hooks.sequence_parallel import (
     apply_sequence_parallel,
 )
 
+from gfdit.adapters import masked_tokens
 from gfdit.adapters.sequence_plan import LAST_SPLIT
 from gfdit.omni.task_scope import TaskDegrees
 
@@ -42,6 +43,8 @@ class PaddingSplitHook(SequenceParallelSplitHook):
         """
         size = get_sequence_parallel_world_size()
         dim %= x.ndim
+        if (prediction := masked_tokens.current()) is not None:
+            x = prediction.choose(x, dim)
         context, num_real = get_forward_context(), x.size(dim)
         lengths = context.sp_shard_metadata
         if size == 1:

@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from gfdit.adapters import masked_tokens
+
 logger = logging.getLogger("gfdit.omni")
 
 # So often a call runs as ever before it is captured: what is loaded or tuned at first use is there by then.
@@ -75,6 +77,8 @@ class StepGraphs:
         forward = module.forward
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if masked_tokens.current() is not None:  # what is kept of one pass is written by another
+                return forward(*args, **kwargs)
             return self.call(forward, (id(module), layout()), args, kwargs)
 
         module.forward = wrapped

@@ -82,6 +82,9 @@ class Streamed:
 class _Codecs:
     """What the store asks an adapter for: values of workflows are dictionaries, each rank has all of them."""
 
+    def forget(self, artifacts: tuple[str, ...]) -> None:
+        """Nothing is kept for them."""
+
     def codec(self, artifact: str) -> ArtifactCodec:
         return FieldCodec()
 

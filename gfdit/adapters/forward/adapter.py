@@ -36,6 +36,7 @@ from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
 from gfdit.adapters.forward.verdict import Mode, Signature, Verdicts, has_mask, signature_of
+from gfdit.adapters.masked_tokens import KeysOfRequests, KnownAs, Prediction
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
@@ -44,6 +45,8 @@ logger = init_logger(__name__)
 
 #: What suspended forwards may hold on one rank.
 SUSPENDED_BYTES = 4 << 30
+#: What keys and values of tokens that are not computed may hold on one rank.
+KEPT_KEYS_BYTES = 8 << 30
 
 
 class ForwardAdapter(EngineHalf):
@@ -147,6 +150,8 @@ class ForwardAdapter(EngineHalf):
             self.family.alter(pipeline)
         seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
+        self._kept_keys = KeysOfRequests(KEPT_KEYS_BYTES)
+        self._layout: ExecutionLayout | None = None
         self._ready: dict[str, Run] = {}
 
     @cached_property
@@ -171,6 +176,7 @@ class ForwardAdapter(EngineHalf):
         self._ready = {call.task.id: self._resumed(call) for call in calls if _goes_on(call)}
 
     def execute(self, calls: list[TaskCall], layout: ExecutionLayout) -> list[TaskOutput]:
+        self._layout = layout
         run = {
             TaskKind.ENCODE: self.encode,
             TaskKind.DENOISE: self.step,
@@ -181,8 +187,11 @@ class ForwardAdapter(EngineHalf):
             if len(calls) > 1 and calls[0].task.kind is TaskKind.DENOISE:
                 if not self._ready:
                     self.replay(calls)
+                runs = self._ready.values()
                 if self._caches.holders:
                     log_split("a step cache compares each of them with the step before")
+                elif any(run.inpainting is not None and run.inpainting.computes_some for run in runs):
+                    log_split("some compute the tokens under their masks only")
                 else:
                     self._predict_together(calls)
             return [run[call.task.kind](call) for call in calls]
@@ -222,16 +231,61 @@ class ForwardAdapter(EngineHalf):
         conditioning, latents = call.inputs
         if latents["output"] is not None:  # the pipeline does fewer steps than was expected
             return TaskOutput((Held(latents),))
-        run = self._taken(call)
+        run, keys = self._taken(call), None
         if not run.has_ended:
             if self._caches.holders:
                 run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
+            keys = self._choose_tokens(call, run)
             run.advance()
             if run.has_ended and run.lacks_decoded:
                 run = self._replayed(call, decodes=True)
                 while not run.advance():
                     pass
-        return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1),))
+        return TaskOutput((self._held(run, len(conditioning["log"]), latents["step"] + 1, keys),))
+
+    # Tokens under a mask
+
+    def _choose_tokens(self, call: TaskCall, run: Run) -> KnownAs | None:
+        """What the run's next prediction computes; returns as what keys of the others are known after it.
+
+        The artifact says by which step on which ranks keys were kept. A rank may have lost its own since.
+        """
+        latents, layout, inpainting = call.inputs[-1], self._layout, run.inpainting
+        if inpainting is None or layout is None or not inpainting.computes_some:
+            return None
+        options, num_steps, step = inpainting.edit.options, inpainting.num_steps, latents["step"]
+        known_as: KnownAs | None = latents["keys"]
+        if (
+            not options.computes_all(step, num_steps)
+            and known_as is not None
+            and known_as.layout == str(layout)
+            and self._agreed(self._kept_keys.has(call.task.request_id, known_as))
+        ):
+            run.prediction = Prediction(self._kept_keys.of(call.task.request_id), inpainting.tokens)
+            return known_as
+        self._kept_keys.drop(call.task.request_id)
+        if step + 1 >= num_steps or options.computes_all(step + 1, num_steps):
+            run.prediction = None  # nobody would read what is kept
+            return None
+        known_as = KnownAs(step, str(layout))
+        run.prediction = Prediction(self._kept_keys.new(call.task.request_id, known_as), None)
+        return known_as
+
+    def _agreed(self, flag: bool) -> bool:
+        """Whether all ranks of the layout say so. On a GPU this waits for what was launched before."""
+        assert self._layout is not None
+        said = torch.full((1, 4), float(flag), device=self.device)
+        for group, degree in zip(("sp", "cfg"), self._layout.parallel, strict=True):
+            if degree > 1:
+                everyone = operators.all_gather(operators.order(self.device), said, group, degree)
+                said = everyone.amin(0, keepdim=True)
+        return bool(said.min())
+
+    def forget(self, artifacts: tuple[str, ...]) -> None:
+        for name in artifacts:
+            request_id, _, artifact = name.rpartition("/")
+            if artifact == "conditioning":
+                self._kept_keys.drop(request_id)
 
     def decode(self, call: TaskCall) -> TaskOutput:
         if (output := call.inputs[-1]["output"]) is not None:
@@ -312,13 +366,14 @@ class ForwardAdapter(EngineHalf):
         sampling.generator = self.new_generator(sampling)
         return own
 
-    def _held(self, run: Run, num_conditioning: int, step: int) -> Held:
+    def _held(self, run: Run, num_conditioning: int, step: int, keys: KnownAs | None = None) -> Held:
         """The artifact that ``run`` stopped at, or ended with."""
+        said = {"step": step, "splits_guidance": run.splits_guidance, "keys": keys}
         if run.has_ended:
-            return Held(step=step, log=(), output=run.result, splits_guidance=run.splits_guidance, caches=None)
+            return Held(said, log=(), output=run.result, caches=None)
         log = tuple(run.log[num_conditioning:])
         caches = self._caches.kept(run.caches()) if self._caches.holders and step else None
-        held = Held(step=step, log=log, output=None, splits_guidance=run.splits_guidance, caches=caches)
+        held = Held(said, log=log, output=None, caches=caches)
         self.suspended.keep(held, run)
         return held
 
@@ -327,13 +382,15 @@ class ForwardAdapter(EngineHalf):
             run.end()
         self._ready.clear()
 
-    def _call_forward(self, request: OmniDiffusionRequest) -> DiffusionOutput:
+    def _call_forward(self, request: OmniDiffusionRequest, run: Run | None = None) -> DiffusionOutput:
         if self.refresh_caches is not None:
             self.refresh_caches(request)
         inpainting = None
         if (edit := self._edit_of(request)) is not None:
             inpainting = Inpainting(self.pipeline, edit)
             inpainting.put_on()
+            if run is not None:
+                run.inpainting = inpainting
         outputs = self.pipeline.forward(DiffusionRequestBatch(requests=[request]))
         output = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         if not isinstance(output, DiffusionOutput):

@@ -18,6 +18,8 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image, ImageOps
 
+from gfdit.adapters.options import EditOptions
+
 #: Of a request that does not say: diffusers' own.
 DEFAULT_STRENGTH = 0.6
 
@@ -28,6 +30,7 @@ class Edit(NamedTuple):
     template: Image.Image
     mask: Image.Image
     strength: float
+    options: EditOptions
 
     def num_steps(self, asked: int) -> int:
         """That are left of ``asked``, as diffusers counts them."""
@@ -54,7 +57,8 @@ def edit_of(request: Any) -> Edit | None:
     strength = DEFAULT_STRENGTH if strength is None else strength
     if not 0 < strength <= 1:
         raise ValueError(f"strength must be above 0 and at most 1, got {strength:g}")
-    return Edit(images[0].convert("RGB"), painted(mask), strength)
+    extra = (request.sampling_params.extra_args or {}).get("gfdit") or {}
+    return Edit(images[0].convert("RGB"), painted(mask), strength, EditOptions.parse(extra.get("edit")))
 
 
 def painted(mask: Image.Image) -> Image.Image:
@@ -79,9 +83,17 @@ class Inpainting:
     """One call of ``pipeline.forward``. Its pipeline samples with flow matching and has the VAE's usual names."""
 
     def __init__(self, pipeline: Any, edit: Edit) -> None:
+        self.edit = edit
+        #: Of the image's latents, those under the mask or partly so; int64 (N,).
+        self.tokens = torch.empty(0, dtype=torch.int64)
+        self.num_steps = 0
         self._pipeline = pipeline
-        self._edit = edit
         self._num_done = 0
+
+    @property
+    def computes_some(self) -> bool:
+        """Whether steps compute the tokens under the mask only."""
+        return self.edit.options.mode != "exact"
 
     def put_on(self) -> None:
         """What the pipeline calls from now on, until what the request has set is taken off."""
@@ -113,6 +125,7 @@ class Inpainting:
         clean = clean.repeat(asked["batch_size"], *[1] * (clean.ndim - 1)).to(latents)
         mask = torch.nn.functional.interpolate(mask, size=clean.shape[-2:]).to(latents)
         self._clean, self._mask = self._packed(clean), self._packed(mask.expand(*clean.shape[:1], 1, -1, -1))
+        self.tokens = self._painted_tokens(mask).to(latents.device)
         self._noise, self._latents = latents.clone(), latents
         if isinstance(made, tuple) and getattr(made[1], "shape", None) == self._clean.shape:
             return latents, self._clean  # the model sees the template, too: diffusers encodes it once
@@ -120,13 +133,13 @@ class Inpainting:
 
     def _prepare_timesteps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         timesteps, asked = original(*args, **kwargs)
-        first = asked - self._edit.num_steps(asked)
+        first = asked - self.edit.num_steps(asked)
         scheduler = self._pipeline.scheduler
         scheduler.timesteps, scheduler.sigmas = scheduler.timesteps[first:], scheduler.sigmas[first:]
-        self._num_steps = asked - first
+        self.num_steps = asked - first
         self._sigmas = scheduler.sigmas.to(self._latents)
         self._latents.copy_(self._template_at(0))  # which forward has already, as its first latents
-        return timesteps[first:], self._num_steps
+        return timesteps[first:], self.num_steps
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         latents = original(*args, **kwargs)
@@ -137,18 +150,23 @@ class Inpainting:
 
     def _template_at(self, step: int) -> torch.Tensor:
         """With the noise that latents have before ``step``; after the last one with none."""
-        if step == self._num_steps:
+        if step == self.num_steps:
             return self._clean
         sigma = self._sigmas[step : step + 1]
         return sigma * self._noise + (1.0 - sigma) * self._clean
+
+    def _painted_tokens(self, mask: torch.Tensor) -> torch.Tensor:
+        """Of cells (1, 1, height, width): a token is four."""
+        patch = 2 if self._packs else int(self._pipeline.transformer.patch_size)
+        return torch.nn.functional.max_pool2d(mask.float(), patch).flatten().nonzero().flatten()
 
     def _pixels(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Template [1, 3, height, width] in [-1, 1]; mask [1, 1, height, width], 1 where to paint."""
         of_mask = self._processor.__class__(
             vae_scale_factor=self._multiple, do_normalize=False, do_binarize=True, do_convert_grayscale=True
         )
-        template = self._processor.preprocess(self._edit.template, height=height, width=width)
-        return template.float(), of_mask.preprocess(self._edit.mask, height=height, width=width)
+        template = self._processor.preprocess(self.edit.template, height=height, width=width)
+        return template.float(), of_mask.preprocess(self.edit.mask, height=height, width=width)
 
     @cached_property
     def _processor(self) -> VaeImageProcessor:

@@ -22,12 +22,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import Pending, num_rows
 from gfdit.adapters.forward.coroutine import Coroutine
+from gfdit.adapters.forward.inpainting import Inpainting
 from gfdit.adapters.forward.overlay import Overlay, State, is_scheduler
 from gfdit.adapters.forward.past import Past, past_of, specs_of
 from gfdit.adapters.forward.seam import Kind
 from gfdit.adapters.forward.step_caches import Attributes, Share, StepCaches
 from gfdit.adapters.forward.verdict import Cut, Keep, Mode
 from gfdit.adapters.forward.waits import WithoutWaits
+from gfdit.adapters.masked_tokens import Prediction, predicting
 
 _HOST = torch.device("cpu")
 # What an image is encoded as travels as it was made, without what was computed of it.
@@ -65,7 +67,7 @@ class Scene:
     overlay: Overlay
     caches: StepCaches
     #: Makes what a forward is called with from a request; the generators among it belong to the call.
-    call_forward: Callable[[Any], Any]
+    call_forward: Callable[[Any, Run], Any]
     #: On the thread that runs tasks: what another thread has to do to be like it.
     adopt: Callable[[], Callable[[], None]]
     #: Empty caches that know tensors by address, where another request's may have been.
@@ -104,6 +106,10 @@ class Run:
         self.is_inside = False
         #: Whether noise was predicted with guidance by a method that can split it.
         self.splits_guidance = False
+        #: Of a request with a mask, once forward has begun.
+        self.inpainting: Inpainting | None = None
+        #: What the next noise prediction computes, if that is not all.
+        self.prediction: Prediction | None = None
         self._scene = scene
         self._mode = mode
         self._generators = generators
@@ -203,7 +209,7 @@ class Run:
     def _forward(self, request: Any) -> Any:
         seam.listen(self)
         with nullcontext() if self._waits is None else self._waits:
-            return self._scene.call_forward(request)
+            return self._scene.call_forward(request, self)
 
     def call(
         self, kind: Kind, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -309,7 +315,10 @@ class Run:
         """Models wait for what they wait for, and cost nothing more; schedulers and forward itself do not."""
         self.is_inside = True
         try:
-            with nullcontext() if self._waits is None or kind is Kind.STEP else self._waits.paused():
+            with (
+                nullcontext() if self._waits is None or kind is Kind.STEP else self._waits.paused(),
+                predicting(self.prediction if kind is Kind.DENOISER else None),
+            ):
                 return make()
         finally:
             self.is_inside = False

@@ -1,0 +1,176 @@
+"""A noise prediction for some of an image's tokens: attention takes the keys and values that the others had.
+
+(FlashPS §3.1, with keys and values kept and not outputs, so that any later token may attend to them.) Which
+tensors have a row for every token of the image, and where the rows come together again, is what a plan for
+sequence parallelism says; so rows are chosen just before they would be split, and put back right after they were
+gathered. In attention, after heads were exchanged, every rank has its own heads of all text tokens, which come
+first, and of those of the image.
+
+Shape suffixes: B batch, T text tokens, S image tokens, N those that are computed, H own heads, D head size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+Layer = tuple[torch.Tensor, torch.Tensor]
+
+
+class KnownAs(NamedTuple):
+    """Keys and values that were kept in ``step``, in which all ranks of ``layout`` computed all tokens."""
+
+    step: int
+    layout: str
+
+
+class KeptKeys:
+    """What attention has last seen of a request's tokens on this rank, (B, T + S, H, D) twice for each layer.
+
+    Nothing once it would be more than ``room_bytes``.
+    """
+
+    def __init__(self, known_as: KnownAs, room_bytes: int) -> None:
+        self.known_as = known_as
+        #: A prediction has one pass for each branch of guidance that this rank computes.
+        self.passes: list[list[Layer]] = []
+        self.num_tokens = 0
+        self.num_bytes = 0
+        self._room_bytes = room_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_bytes <= self._room_bytes
+
+    def begin_pass(self) -> None:
+        self.passes.append([])
+
+    def keep(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.num_bytes += key.nbytes + value.nbytes
+        if self.is_whole:
+            self.passes[-1].append((key.clone(), value.clone()))
+        else:
+            self.passes = [[]]
+
+
+class KeysOfRequests:
+    """Of all requests on this rank, ``limit_bytes`` at most: one for which there is no room keeps nothing."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._by_request: dict[str, KeptKeys] = {}
+
+    def has(self, request_id: str, known_as: KnownAs) -> bool:
+        kept = self._by_request.get(request_id)
+        return kept is not None and kept.is_whole and kept.known_as == known_as
+
+    def of(self, request_id: str) -> KeptKeys:
+        return self._by_request[request_id]
+
+    def new(self, request_id: str, known_as: KnownAs) -> KeptKeys:
+        """In place of the request's old ones, and empty."""
+        self.drop(request_id)
+        others = sum(kept.num_bytes for kept in list(self._by_request.values()) if kept.is_whole)
+        self._by_request[request_id] = kept = KeptKeys(known_as, self.limit_bytes - others)
+        return kept
+
+    def drop(self, request_id: str) -> None:
+        """Any thread may call this."""
+        self._by_request.pop(request_id, None)
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+
+class Prediction:
+    """One of a request: of all tokens, whose keys and values are kept, or of those ``chosen``, int64 (N,)."""
+
+    def __init__(self, keys: KeptKeys, chosen: torch.Tensor | None) -> None:
+        self._keys = keys
+        self._chosen = chosen
+        self._pass, self._layer = -1, -1
+
+    def begin_pass(self) -> None:
+        self._pass, self._layer = self._pass + 1, -1
+        if self._chosen is None:
+            self._keys.begin_pass()
+
+    def choose(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        """Of a tensor that has S rows in ``dim``, those that are computed."""
+        if self._chosen is None:
+            self._keys.num_tokens = rows.size(dim)
+            return rows
+        return rows.index_select(dim, self._chosen)
+
+    def attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        """Keys and values (B, T + N, H, D) that a layer has made, to those it attends to, (B, T + S, H, D)."""
+        self._layer += 1
+        if self._chosen is None:
+            self._keys.keep(key, value)
+            return key, value
+        kept = self._keys.passes[self._pass][self._layer]
+        num_text = kept[0].shape[1] - self._keys.num_tokens
+        rows = torch.cat((torch.arange(num_text, device=key.device), self._chosen + num_text))
+        # In place: next time the same rows are written anew.
+        return kept[0].index_copy_(1, rows, key), kept[1].index_copy_(1, rows, value)
+
+    def put_back(self, rows: torch.Tensor) -> torch.Tensor:
+        """(B, N, ...) to (B, S, ...); ones where nothing was computed, of which any norm is a number."""
+        if self._chosen is None:
+            return rows
+        whole = rows.new_ones((rows.shape[0], self._keys.num_tokens, *rows.shape[2:]))
+        return whole.index_copy_(1, self._chosen, rows)
+
+
+class _Here(threading.local):
+    prediction: Prediction | None = None
+
+
+_here = _Here()
+
+
+def current() -> Prediction | None:
+    """That this thread makes; None where all tokens are computed and nothing is kept."""
+    return _here.prediction
+
+
+@contextmanager
+def predicting(prediction: Prediction | None) -> Iterator[None]:
+    before, _here.prediction = _here.prediction, prediction
+    try:
+        yield
+    finally:
+        _here.prediction = before
+
+
+def begin_pass(*_: Any) -> None:
+    """Forward pre-hook of a transformer."""
+    if (prediction := _here.prediction) is not None:
+        prediction.begin_pass()
+
+
+def put_back(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    """Forward hook of the module where tokens come together; some return a bias beside them."""
+    if (prediction := _here.prediction) is None:
+        return output
+    rows, *others = output if isinstance(output, tuple) else (output,)
+    whole = prediction.put_back(rows)
+    return (whole, *others) if isinstance(output, tuple) else whole
+
+
+def watch_attention(attention: Any) -> None:
+    """``attention`` is a layer's backend, which gets its keys and values when nothing else is done to them."""
+    original = attention.forward
+
+    def forward(query: Any, key: Any, value: Any, attn_metadata: Any = None) -> Any:
+        if (prediction := _here.prediction) is not None:
+            if attn_metadata is not None and attn_metadata.attn_mask is not None:
+                raise ValueError("attention with a mask cannot leave tokens out")
+            key, value = prediction.attend(key, value)
+        return original(query, key, value, attn_metadata)
+
+    attention.forward = forward
