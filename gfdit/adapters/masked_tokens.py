@@ -12,13 +12,15 @@ Shape suffixes: B batch, T text tokens, S image tokens, N those that are compute
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 Layer = tuple[torch.Tensor, torch.Tensor]
+#: Keys and values of a pass and layer, of image tokens that are not computed: (1 or B, S - N, H, D) twice.
+LayerOf = Callable[[int, int], Layer]
 
 
 class KnownAs(NamedTuple):
@@ -38,7 +40,6 @@ class KeptKeys:
         self.known_as = known_as
         #: A prediction has one pass for each branch of guidance that this rank computes.
         self.passes: list[list[Layer]] = []
-        self.num_tokens = 0
         self.num_bytes = 0
         self._room_bytes = room_bytes
 
@@ -87,43 +88,108 @@ class KeysOfRequests:
 
 
 class Prediction:
-    """One of a request: of all tokens, whose keys and values are kept, or of those ``chosen``, int64 (N,)."""
+    """One of a request. Hooks call it, in every pass of the transformer (one for each branch of guidance) in the
+    order of its methods; ``attend`` in every layer."""
 
-    def __init__(self, keys: KeptKeys, chosen: torch.Tensor | None) -> None:
-        self._keys = keys
-        self._chosen = chosen
+    #: int64 (N,); None: all.
+    chosen: torch.Tensor | None = None
+
+    def __init__(self) -> None:
         self._pass, self._layer = -1, -1
+        self._num_tokens = 0
 
     def begin_pass(self) -> None:
         self._pass, self._layer = self._pass + 1, -1
-        if self._chosen is None:
-            self._keys.begin_pass()
 
     def choose(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
         """Of a tensor that has S rows in ``dim``, those that are computed."""
-        if self._chosen is None:
-            self._keys.num_tokens = rows.size(dim)
-            return rows
-        return rows.index_select(dim, self._chosen)
+        self._num_tokens = rows.size(dim)
+        return rows if self.chosen is None else rows.index_select(dim, self.chosen)
 
     def attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
         """Keys and values (B, T + N, H, D) that a layer has made, to those it attends to, (B, T + S, H, D)."""
         self._layer += 1
-        if self._chosen is None:
-            self._keys.keep(key, value)
-            return key, value
-        kept = self._keys.passes[self._pass][self._layer]
-        num_text = kept[0].shape[1] - self._keys.num_tokens
-        rows = torch.cat((torch.arange(num_text, device=key.device), self._chosen + num_text))
-        # In place: next time the same rows are written anew.
-        return kept[0].index_copy_(1, rows, key), kept[1].index_copy_(1, rows, value)
+        return self._attend(key, value)
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        raise NotImplementedError
 
     def put_back(self, rows: torch.Tensor) -> torch.Tensor:
         """(B, N, ...) to (B, S, ...); ones where nothing was computed, of which any norm is a number."""
-        if self._chosen is None:
+        if self.chosen is None:
             return rows
-        whole = rows.new_ones((rows.shape[0], self._keys.num_tokens, *rows.shape[2:]))
-        return whole.index_copy_(1, self._chosen, rows)
+        whole = rows.new_ones((rows.shape[0], self._num_tokens, *rows.shape[2:]))
+        return whole.index_copy_(1, self.chosen, rows)
+
+    def _rows(self, num_text: int) -> torch.Tensor:
+        """Of (B, T + S, H, D), those of text and chosen tokens."""
+        assert self.chosen is not None
+        return torch.cat((torch.arange(num_text, device=self.chosen.device), self.chosen + num_text))
+
+
+class Keeping(Prediction):
+    """Of all tokens, whose keys and values are kept."""
+
+    def __init__(self, keys: KeptKeys) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def begin_pass(self) -> None:
+        super().begin_pass()
+        self._keys.begin_pass()
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        self._keys.keep(key, value)
+        return key, value
+
+
+class FromKept(Prediction):
+    """Of ``chosen`` tokens, among those whose keys and values were kept."""
+
+    def __init__(self, keys: KeptKeys, chosen: torch.Tensor) -> None:
+        super().__init__()
+        self._keys, self.chosen = keys, chosen
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        kept = self._keys.passes[self._pass][self._layer]
+        rows = self._rows(kept[0].shape[1] - self._num_tokens)
+        # In place: next time the same rows are written anew.
+        return kept[0].index_copy_(1, rows, key), kept[1].index_copy_(1, rows, value)
+
+
+class FromTemplate(Prediction):
+    """Of ``chosen`` tokens; ``layer_of`` has keys and values of ``others``, which are all that are not."""
+
+    def __init__(self, layer_of: LayerOf, chosen: torch.Tensor, others: torch.Tensor) -> None:
+        super().__init__()
+        self._layer_of, self.chosen, self._others = layer_of, chosen, others
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        assert self.chosen is not None
+        num_text = key.shape[1] - len(self.chosen)
+        rows, others = self._rows(num_text), self._others + num_text
+        made = []
+        for own, other in zip((key, value), self._layer_of(self._pass, self._layer), strict=True):
+            whole = own.new_empty((own.shape[0], num_text + self._num_tokens, *own.shape[2:]))
+            whole.index_copy_(1, rows, own)
+            made.append(whole.index_copy_(1, others, other.to(own.dtype).expand(len(own), -1, -1, -1)))
+        return made[0], made[1]
+
+
+class Recording(Prediction):
+    """Of all tokens of a template; ``passes`` has the image's keys and values of each layer, (B, S, H, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[list[Layer]] = []
+
+    def begin_pass(self) -> None:
+        super().begin_pass()
+        self.passes.append([])
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        self.passes[-1].append((key[:, -self._num_tokens :].clone(), value[:, -self._num_tokens :].clone()))
+        return key, value
 
 
 class _Here(threading.local):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp", "workflow", "inputs", "edit")
-EDIT_FIELDS = ("mode", "refresh_every", "full_last")
-EDIT_MODES = ("exact", "own")
+EDIT_MODES = ("exact", "own", "cached", "record")
 # What any message between processes can carry; a longer deadline is none, and a longer class is no name.
 _MAX_PRIORITY = 2**31
 _MAX_DEADLINE_MS = 1e12
@@ -20,31 +19,56 @@ class EditOptions:
     """How an edit under a mask is made.
 
     ``exact``: every step computes all tokens. ``own``: a step computes those under the mask, and takes keys and
-    values of the others from the last step that computed all: every ``refresh_every``-th does, and the
-    ``full_last`` last ones.
+    values of the others from the last step that computed all. ``cached``: it takes them from what was recorded of
+    the template, if it was; noise that is not under the mask is then that of ``template_seed``, and a
+    ``template_prompt`` other than the edit's own is what the template was recorded with. ``record``: nothing is
+    edited; what steps of the template keep is recorded, of all steps or of ``steps``.
+
+    Every ``refresh_every``-th step computes all tokens, by default every third in mode ``own`` and none in mode
+    ``cached``; and so do the ``full_last`` last ones.
     """
 
     mode: str = "exact"
-    refresh_every: int = 3
+    refresh_every: int | None = None
     full_last: int = 0
+    template_seed: int = 0
+    template_prompt: str | None = None
+    steps: tuple[int, ...] | None = None
 
     @classmethod
     def parse(cls, value: Any) -> EditOptions:
         """Raises ``ValueError`` naming the field and what is allowed."""
         if value is None:
             return cls()
-        _check(isinstance(value, Mapping), "edit", f"an object with {', '.join(EDIT_FIELDS)}", value)
-        if unknown := sorted(set(value) - set(EDIT_FIELDS)):
-            raise ValueError(f"gfdit.edit.{unknown[0]} is unknown, allowed: {', '.join(EDIT_FIELDS)}")
+        names = [field.name for field in fields(cls)]
+        _check(isinstance(value, Mapping), "edit", f"an object with {', '.join(names)}", value)
+        if unknown := sorted(set(value) - set(names)):
+            raise ValueError(f"gfdit.edit.{unknown[0]} is unknown, allowed: {', '.join(names)}")
         options = cls(**value)
         _check(options.mode in EDIT_MODES, "edit.mode", f"one of {', '.join(EDIT_MODES)}", options.mode)
-        every, last = options.refresh_every, options.full_last
-        _check(_is_integer(every) and every > 0, "edit.refresh_every", "a positive integer", every)
-        _check(_is_integer(last) and last >= 0, "edit.full_last", "an integer of at least 0", last)
+        every, last, seed = options.refresh_every, options.full_last, options.template_seed
+        prompt, steps = options.template_prompt, options.steps
+        is_every = every is None or (_is_integer(every) and every > 0)
+        _check(is_every, "edit.refresh_every", "a positive integer", every)
+        _check(_is_count(last), "edit.full_last", "an integer of at least 0", last)
+        _check(_is_integer(seed) and 0 <= seed < 2**63, "edit.template_seed", "an integer of at least 0", seed)
+        _check(prompt is None or isinstance(prompt, str), "edit.template_prompt", "a text", prompt)
+        if steps is not None:
+            are_steps = isinstance(steps, (list, tuple)) and len(steps) > 0 and all(map(_is_count, steps))
+            _check(are_steps, "edit.steps", "a list of numbers of steps", steps)
+            _check(options.mode == "record", "edit.steps", "given with mode record only", steps)
+            options = replace(options, steps=tuple(sorted(set(steps))))
         return options
 
+    @property
+    def reads_template(self) -> bool:
+        """Whether there is anything recorded, or to be."""
+        return self.mode in ("cached", "record")
+
     def computes_all(self, step: int, num_steps: int) -> bool:
-        return self.mode == "exact" or step % self.refresh_every == 0 or step >= num_steps - self.full_last
+        every = self.refresh_every or (3 if self.mode == "own" else None)
+        refreshes = self.mode in ("exact", "record") or (every is not None and step % every == 0)
+        return refreshes or step >= num_steps - self.full_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +145,10 @@ def _is_name(value: Any) -> bool:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
 
 
 def _is_number(value: Any) -> bool:

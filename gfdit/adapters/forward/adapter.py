@@ -18,6 +18,10 @@ from typing import Any, ClassVar
 import torch
 from vllm.logger import init_logger
 from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.parallel_state import (
+    get_classifier_free_guidance_rank,
+    get_sequence_parallel_rank,
+)
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
@@ -28,15 +32,16 @@ from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
 from gfdit.adapters.forward.batch import NotAlikeError, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
-from gfdit.adapters.forward.inpainting import Edit, Inpainting, edit_of
+from gfdit.adapters.forward.inpainting import Edit, Inpainting, edit_of, edit_options_of
 from gfdit.adapters.forward.known import Known
 from gfdit.adapters.forward.overlay import Overlay
 from gfdit.adapters.forward.proven import proven_verdicts
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
+from gfdit.adapters.forward.templates import Place, Templates, template_of
 from gfdit.adapters.forward.verdict import Mode, Signature, Verdicts, has_mask, signature_of
-from gfdit.adapters.masked_tokens import KeysOfRequests, KnownAs, Prediction
+from gfdit.adapters.masked_tokens import FromKept, Keeping, KeysOfRequests, KnownAs, Prediction, Recording
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
@@ -73,6 +78,8 @@ class ForwardAdapter(EngineHalf):
     def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
         if has_mask(request) and not (self.family.inpaints or self.family.reads_masks):
             raise ValueError(f"mask_image: {self.od_config.model_class_name} does not inpaint")
+        if not self.family.inpaints and (mode := edit_options_of(request).mode) != "exact":
+            raise ValueError(f"gfdit.edit.mode {mode}: {self.od_config.model_class_name} does not inpaint")
         made = super().convert(request, max_sp)
         if self._mode_of(request) is None:
             return Trajectory(made.shape, made.num_steps, False, whole_request(request.request_id))
@@ -86,7 +93,13 @@ class ForwardAdapter(EngineHalf):
 
     def num_steps(self, request: OmniDiffusionRequest) -> int:
         num_steps = self._asked_steps(request)
-        return num_steps if (edit := self._edit_of(request)) is None else edit.num_steps(num_steps)
+        if (edit := self._edit_of(request)) is None:
+            return num_steps
+        if (steps := edit.options.steps) is not None:
+            if steps[-1] >= num_steps:
+                raise ValueError(f"gfdit.edit.steps must be below num_inference_steps, {num_steps}")
+            return len(steps)
+        return edit.num_steps(num_steps)
 
     def _asked_steps(self, request: OmniDiffusionRequest) -> int:
         if (known := self._known(request).num_steps) is not None:
@@ -121,7 +134,7 @@ class ForwardAdapter(EngineHalf):
     def _signature(self, request: OmniDiffusionRequest) -> Signature:
         """A template is no image to a ``forward`` that is made to inpaint."""
         signature = signature_of(request)
-        if self.family.inpaints and has_mask(request) and signature not in (self.verdicts or {}):
+        if self._edit_of(request) is not None and signature not in (self.verdicts or {}):
             return signature._replace(image=False)
         return signature
 
@@ -151,6 +164,7 @@ class ForwardAdapter(EngineHalf):
         seam.install(self._root, self._denoisers)
         self.suspended = Suspended(SUSPENDED_BYTES)
         self._kept_keys = KeysOfRequests(KEPT_KEYS_BYTES)
+        self.templates: Templates | None = None
         self._layout: ExecutionLayout | None = None
         self._ready: dict[str, Run] = {}
 
@@ -225,10 +239,15 @@ class ForwardAdapter(EngineHalf):
         except ValueError as error:  # what a client asked for: nothing was computed but its prompt
             raise OmniClientError(str(error)) from error
         conditioning = {"request": request, "mode": mode, "log": tuple(run.log)}
+        if run.inpainting is not None and run.inpainting.edit.options.mode == "record":
+            return TaskOutput((conditioning, self._template_itself(run)))
         return TaskOutput((conditioning, self._held(run, len(run.log), 0)))
 
     def step(self, call: TaskCall) -> TaskOutput:
         conditioning, latents = call.inputs
+        if edit_options_of(conditioning["request"]).mode == "record":
+            self._record(call)
+            return TaskOutput((Held(latents),))
         if latents["output"] is not None:  # the pipeline does fewer steps than was expected
             return TaskOutput((Held(latents),))
         run, keys = self._taken(call), None
@@ -246,30 +265,81 @@ class ForwardAdapter(EngineHalf):
     # Tokens under a mask
 
     def _choose_tokens(self, call: TaskCall, run: Run) -> KnownAs | None:
-        """What the run's next prediction computes; returns as what keys of the others are known after it.
-
-        The artifact says by which step on which ranks keys were kept. A rank may have lost its own since.
-        """
-        latents, layout, inpainting = call.inputs[-1], self._layout, run.inpainting
+        """What the run's next prediction computes; returns as what keys of the others are known after it."""
+        inpainting, layout, known_as = run.inpainting, self._layout, None
+        run.prediction = None
         if inpainting is None or layout is None or not inpainting.computes_some:
             return None
-        options, num_steps, step = inpainting.edit.options, inpainting.num_steps, latents["step"]
+        step, options = call.inputs[-1]["step"], inpainting.edit.options
+        computes_all = options.computes_all(step, inpainting.num_steps)
+        if options.mode == "own":
+            run.prediction, known_as = self._of_own(call, inpainting, computes_all, layout)
+        elif not computes_all:
+            run.prediction = self._of_template(call, run, inpainting)
+        return known_as
+
+    def _of_own(
+        self, call: TaskCall, inpainting: Inpainting, computes_all: bool, layout: ExecutionLayout
+    ) -> tuple[Prediction | None, KnownAs | None]:
+        """The artifact says by which step on which ranks keys were kept. A rank may have lost its own since."""
+        request_id, latents = call.task.request_id, call.inputs[-1]
         known_as: KnownAs | None = latents["keys"]
         if (
-            not options.computes_all(step, num_steps)
+            not computes_all
             and known_as is not None
             and known_as.layout == str(layout)
-            and self._agreed(self._kept_keys.has(call.task.request_id, known_as))
+            and self._agreed(self._kept_keys.has(request_id, known_as))
         ):
-            run.prediction = Prediction(self._kept_keys.of(call.task.request_id), inpainting.tokens)
-            return known_as
-        self._kept_keys.drop(call.task.request_id)
-        if step + 1 >= num_steps or options.computes_all(step + 1, num_steps):
-            run.prediction = None  # nobody would read what is kept
-            return None
+            return FromKept(self._kept_keys.of(request_id), inpainting.tokens), known_as
+        self._kept_keys.drop(request_id)
+        step, num_steps = latents["step"], inpainting.num_steps
+        if step + 1 >= num_steps or inpainting.edit.options.computes_all(step + 1, num_steps):
+            return None, None  # nobody would read what is kept
         known_as = KnownAs(step, str(layout))
-        run.prediction = Prediction(self._kept_keys.new(call.task.request_id, known_as), None)
-        return known_as
+        return Keeping(self._kept_keys.new(request_id, known_as)), known_as
+
+    def _of_template(self, call: TaskCall, run: Run, inpainting: Inpainting) -> Prediction | None:
+        """None where it is not recorded, or one rank cannot read it: then all compute all."""
+        if self.templates is None:
+            return None
+        request, step = call.inputs[0]["request"], call.inputs[-1]["step"]
+        loads = self.templates.of(call.task.request_id, inpainting.tokens)
+        place = self._place(run, template_of(request, self.od_config), inpainting.first_step + step)
+        if not self._agreed(loads.has(place)):
+            return None
+        options, num_steps = inpainting.edit.options, inpainting.num_steps
+        is_last = step + 1 >= num_steps or options.computes_all(step + 1, num_steps)
+        return loads.prediction(place, None if is_last else place._replace(step=place.step + 1))
+
+    def _place(self, run: Run, template: str, step: int) -> Place:
+        assert self._layout is not None
+        sp, cfg = self._layout.parallel
+        branches = (get_classifier_free_guidance_rank(),) if cfg > 1 else range(1 + run.splits_guidance)
+        num_heads = self.num_heads // sp
+        first = get_sequence_parallel_rank() * num_heads if sp > 1 else 0
+        return Place(template, step, tuple(branches), tuple(range(first, first + num_heads)))
+
+    def _record(self, call: TaskCall) -> None:
+        """One step of a template, whatever was recorded before."""
+        assert self.templates is not None, "the engine refuses to record without a store"
+        conditioning = call.inputs[0]
+        request, number = conditioning["request"], call.task.step_index
+        steps = edit_options_of(request).steps
+        step = number if steps is None else steps[number]
+        run = self._begin(request, conditioning["mode"], conditioning["log"], only_step=step)
+        try:
+            run.advance()
+            run.prediction = recording = Recording()
+            run.advance()
+            self.templates.record(self._place(run, template_of(request, self.od_config), step), recording)
+        finally:
+            run.end()
+
+    def _template_itself(self, run: Run) -> Held:
+        assert run.inpainting is not None
+        output = DiffusionOutput(output=run.inpainting.template_pixels())
+        run.end()
+        return Held({"step": 0, "splits_guidance": False, "keys": None}, log=(), output=output, caches=None)
 
     def _agreed(self, flag: bool) -> bool:
         """Whether all ranks of the layout say so. On a GPU this waits for what was launched before."""
@@ -286,6 +356,8 @@ class ForwardAdapter(EngineHalf):
             request_id, _, artifact = name.rpartition("/")
             if artifact == "conditioning":
                 self._kept_keys.drop(request_id)
+                if self.templates is not None:
+                    self.templates.drop(request_id)
 
     def decode(self, call: TaskCall) -> TaskOutput:
         if (output := call.inputs[-1]["output"]) is not None:
@@ -352,11 +424,18 @@ class ForwardAdapter(EngineHalf):
         run = self.suspended.at(call.inputs[-1])
         return None if run is not None and run.lacks_decoded and call.task.kind is TaskKind.DECODE else run
 
-    def _begin(self, request: OmniDiffusionRequest, mode: Mode, log: Log, decodes: bool = False) -> Run:
+    def _begin(
+        self,
+        request: OmniDiffusionRequest,
+        mode: Mode,
+        log: Log,
+        decodes: bool = False,
+        only_step: int | None = None,
+    ) -> Run:
         own = self._own(request)
         generator = own.sampling_params.generator
         generators = [generator] if isinstance(generator, torch.Generator) else []
-        return Run(self._scene, mode, own, generators, log, decodes)
+        return Run(self._scene, mode, own, generators, log, decodes, only_step)
 
     def _own(self, request: OmniDiffusionRequest) -> OmniDiffusionRequest:
         """A copy for one call of ``forward``, which writes into it and draws from its generator."""
@@ -387,7 +466,7 @@ class ForwardAdapter(EngineHalf):
             self.refresh_caches(request)
         inpainting = None
         if (edit := self._edit_of(request)) is not None:
-            inpainting = Inpainting(self.pipeline, edit)
+            inpainting = Inpainting(self.pipeline, edit, None if run is None else run.only_step)
             inpainting.put_on()
             if run is not None:
                 run.inpainting = inpainting

@@ -38,27 +38,34 @@ class Edit(NamedTuple):
 
 
 def edit_of(request: Any) -> Edit | None:
-    """What vLLM-Omni's ``OmniDiffusionRequest`` asks to be painted; None without a mask.
+    """What vLLM-Omni's ``OmniDiffusionRequest`` asks to be painted or recorded; None for neither.
 
     Raises ``ValueError`` naming the field for what cannot be painted.
     """
     fields = {} if isinstance(request.prompt, str) else request.prompt
     given = fields.get("multi_modal_data") or {}
-    if (mask := given.get("mask_image")) is None:
+    mask, options = given.get("mask_image"), edit_options_of(request)
+    if mask is None and options.mode != "record":
         return None
     images = given.get("image")
     images = images if isinstance(images, list) else [] if images is None else [images]
     if len(images) != 1:
         raise ValueError(f"mask_image goes with one image, got {len(images)}")
     for name, image in (("image", images[0]), ("mask_image", mask)):
-        if not isinstance(image, Image.Image):
+        if image is not None and not isinstance(image, Image.Image):
             raise ValueError(f"{name} must be an image, got {type(image).__name__}")
     strength = request.sampling_params.strength
     strength = DEFAULT_STRENGTH if strength is None else strength
     if not 0 < strength <= 1:
         raise ValueError(f"strength must be above 0 and at most 1, got {strength:g}")
+    if mask is None or options.mode == "record":
+        return Edit(images[0].convert("RGB"), Image.new("L", images[0].size), 1.0, options)
+    return Edit(images[0].convert("RGB"), painted(mask), strength, options)
+
+
+def edit_options_of(request: Any) -> EditOptions:
     extra = (request.sampling_params.extra_args or {}).get("gfdit") or {}
-    return Edit(images[0].convert("RGB"), painted(mask), strength, EditOptions.parse(extra.get("edit")))
+    return EditOptions.parse(extra.get("edit"))
 
 
 def painted(mask: Image.Image) -> Image.Image:
@@ -80,20 +87,25 @@ def painted(mask: Image.Image) -> Image.Image:
 
 
 class Inpainting:
-    """One call of ``pipeline.forward``. Its pipeline samples with flow matching and has the VAE's usual names."""
+    """One call of ``pipeline.forward``. Its pipeline samples with flow matching and has the VAE's usual names.
 
-    def __init__(self, pipeline: Any, edit: Edit) -> None:
+    Of the steps only ``only``, which begins with the template as it is then.
+    """
+
+    def __init__(self, pipeline: Any, edit: Edit, only: int | None = None) -> None:
         self.edit = edit
         #: Of the image's latents, those under the mask or partly so; int64 (N,).
         self.tokens = torch.empty(0, dtype=torch.int64)
-        self.num_steps = 0
+        #: That are left, after so many that are not made.
+        self.num_steps, self.first_step = 0, 0
         self._pipeline = pipeline
+        self._only = only
         self._num_done = 0
 
     @property
     def computes_some(self) -> bool:
         """Whether steps compute the tokens under the mask only."""
-        return self.edit.options.mode != "exact"
+        return self.edit.options.mode in ("own", "cached")
 
     def put_on(self) -> None:
         """What the pipeline calls from now on, until what the request has set is taken off."""
@@ -104,6 +116,10 @@ class Inpainting:
         pipeline.prepare_timesteps = _around(pipeline.prepare_timesteps, self._prepare_timesteps)
         step = _around(pipeline.scheduler_step_maybe_with_cfg, self._step)
         pipeline.scheduler_step_maybe_with_cfg = step
+
+    def template_pixels(self) -> torch.Tensor:
+        """[1, 3, height, width] in [-1, 1]."""
+        return self._pixels(*self._size)[0]
 
     def pasted(self, output: Any) -> Any:
         """``output`` [n, 3, height, width] in [-1, 1], and the template's own pixels where nothing is painted."""
@@ -117,29 +133,45 @@ class Inpainting:
 
     def _prepare_latents(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Noise is drawn after the encoder has drawn its own, as in diffusers."""
-        asked = inspect.signature(original).bind(*args, **kwargs).arguments
-        template, mask = self._pixels(asked["height"], asked["width"])
-        clean = self._encoded(template, asked["generator"])
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        asked = dict(bound.arguments)
+        self._size = asked["height"], asked["width"]
+        template, mask = self._pixels(*self._size)
+        encoded = self._encoder(template)
+        clean = encoded(asked["generator"])
         made = original(*args, **kwargs)
         latents = made[0] if isinstance(made, tuple) else made
-        clean = clean.repeat(asked["batch_size"], *[1] * (clean.ndim - 1)).to(latents)
         mask = torch.nn.functional.interpolate(mask, size=clean.shape[-2:]).to(latents)
-        self._clean, self._mask = self._packed(clean), self._packed(mask.expand(*clean.shape[:1], 1, -1, -1))
+        self._mask = self._packed(mask.expand(asked["batch_size"], 1, -1, -1))
+        # Not as the VAE leaves them in memory: what is convolved in another order is rounded otherwise.
+        clean = self._packed(clean.to(latents)).expand_as(latents).contiguous()
+        self._clean, self._noise = clean, latents.clone()
         self.tokens = self._painted_tokens(mask).to(latents.device)
-        self._noise, self._latents = latents.clone(), latents
+        if self.edit.options.reads_template:
+            generator = _generator_like(asked["generator"], self._pipeline.device)
+            generator.manual_seed(self.edit.options.template_seed)
+            clean = self._packed(encoded(generator).to(latents)).contiguous()
+            bound.arguments |= {"generator": generator, "batch_size": 1}
+            noise = original(*bound.args, **bound.kwargs)
+            noise = noise[0] if isinstance(noise, tuple) else noise
+            self._clean = torch.where(self._mask > 0, self._clean, clean)
+            self._noise = torch.where(self._mask > 0, self._noise, noise)
+        self._latents = latents
         if isinstance(made, tuple) and getattr(made[1], "shape", None) == self._clean.shape:
             return latents, self._clean  # the model sees the template, too: diffusers encodes it once
         return made
 
     def _prepare_timesteps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         timesteps, asked = original(*args, **kwargs)
-        first = asked - self.edit.num_steps(asked)
+        first, end = asked - self.edit.num_steps(asked), asked
+        if self._only is not None:
+            first, end = self._only, self._only + 1
         scheduler = self._pipeline.scheduler
-        scheduler.timesteps, scheduler.sigmas = scheduler.timesteps[first:], scheduler.sigmas[first:]
-        self.num_steps = asked - first
+        scheduler.timesteps, scheduler.sigmas = scheduler.timesteps[first:end], scheduler.sigmas[first : end + 1]
+        self.first_step, self.num_steps = first, end - first
         self._sigmas = scheduler.sigmas.to(self._latents)
         self._latents.copy_(self._template_at(0))  # which forward has already, as its first latents
-        return timesteps[first:], self.num_steps
+        return timesteps[first:end], self.num_steps
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         latents = original(*args, **kwargs)
@@ -191,20 +223,30 @@ class Inpainting:
         latents = latents.reshape(len(latents), -1, height, width).expand(-1, channels, -1, -1)
         return self._pipeline._pack_latents(latents.contiguous(), len(latents), channels, height, width)
 
-    def _encoded(self, pixels: torch.Tensor, generator: Any) -> torch.Tensor:
-        """The template's latents [1, channels, (1,) height, width], drawn from what the VAE says of them."""
+    def _encoder(self, pixels: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+        """Draws the template's latents [1, channels, (1,) height, width] from what the VAE says of them."""
         vae = self._pipeline.vae
         of_video = getattr(vae.config, "latents_mean", None) is not None
         pixels = pixels.to(self._pipeline.device, vae.dtype)
-        generator = generator[0] if isinstance(generator, list) else generator
-        latents = vae.encode(pixels.unsqueeze(2) if of_video else pixels).latent_dist.sample(generator)
-        if not of_video:
-            return (latents - vae.config.shift_factor) * vae.config.scaling_factor
-        mean, std = (
-            torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        return (latents - mean) * (1.0 / std)
+        found = vae.encode(pixels.unsqueeze(2) if of_video else pixels).latent_dist
+
+        def encoded(generator: Any) -> torch.Tensor:
+            latents = found.sample(generator[0] if isinstance(generator, list) else generator)
+            if not of_video:
+                return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+            mean, std = (
+                torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
+                for values in (vae.config.latents_mean, vae.config.latents_std)
+            )
+            return (latents - mean) * (1.0 / std)
+
+        return encoded
+
+
+def _generator_like(generator: Any, device: torch.device) -> torch.Generator:
+    """Another one that draws on the same device."""
+    one = generator[0] if isinstance(generator, list) else generator
+    return torch.Generator(device if one is None else one.device)
 
 
 def _around(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:

@@ -100,6 +100,7 @@ class Run:
         generators: list[torch.Generator],
         log: Log,
         decodes: bool = False,
+        only_step: int | None = None,
     ) -> None:
         self.log: list[Entry] = list(log)
         self.num_steps = 0
@@ -108,6 +109,8 @@ class Run:
         self.splits_guidance = False
         #: Of a request with a mask, once forward has begun.
         self.inpainting: Inpainting | None = None
+        #: Of such a request, if it makes no other one.
+        self.only_step = only_step
         #: What the next noise prediction computes, if that is not all.
         self.prediction: Prediction | None = None
         self._scene = scene

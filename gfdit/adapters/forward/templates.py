@@ -1,0 +1,202 @@
+"""What is kept of templates, as the forward of an edit writes and reads it: keys and values of their image tokens.
+
+(FlashPS §3.1 and §4.2.) What a template looks like before any step is known without running those before it, so
+each step is recorded by itself, on any rank. A rank writes the heads that it has under the layout it runs in, and
+reads those it has under another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from gfdit.adapters.forward.inpainting import edit_options_of
+from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
+
+#: Layers that are on their way to the device while another one is computed.
+LAYERS_AHEAD = 4
+
+
+class Unit(NamedTuple):
+    """What one head of one branch of guidance keeps in one step: (layers, 2, S, D), keys and values."""
+
+    template: str
+    step: int
+    branch: int
+    head: int
+
+
+class Store(Protocol):
+    def get(self, unit: Unit) -> torch.Tensor | None: ...
+
+    def put(self, unit: Unit, values: torch.Tensor) -> None: ...
+
+
+def template_of(request: Any, od_config: Any) -> str:
+    """A digest of all that keys and values of a template depend on; of vLLM-Omni's request and configuration."""
+    fields, sampling = dict(request.prompt), request.sampling_params
+    options = edit_options_of(request)
+    image = fields["multi_modal_data"]["image"]
+    images = image if isinstance(image, list) else [image]
+    lora = sampling.lora_request
+    extra = {name: value for name, value in (sampling.extra_args or {}).items() if name != "gfdit"}
+    prompt = fields.get("prompt") if options.template_prompt is None else options.template_prompt
+    parts = (
+        [str(getattr(od_config, name, None)) for name in ("model", "revision", "dtype", "quantization_config")],
+        [(one.size, hashlib.blake2b(one.convert("RGB").tobytes()).hexdigest()) for one in images],
+        (prompt, fields.get("negative_prompt"), options.template_seed),
+        (sampling.height, sampling.width, sampling.num_inference_steps, sampling.sigmas),
+        (sampling.guidance_scale, sampling.max_sequence_length, sorted(map(repr, extra.items()))),
+        None if lora is None else (lora.lora_name, lora.lora_path, sampling.lora_scale),
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=20).hexdigest()
+
+
+class Place(NamedTuple):
+    """Which part of a template this rank has to do with in a step."""
+
+    template: str
+    step: int
+    #: Of guidance, in the order of this rank's passes.
+    branches: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    def units(self, branch: int) -> list[Unit]:
+        return [Unit(self.template, self.step, branch, head) for head in self.heads]
+
+
+class Templates:
+    """One per rank."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._thread = ThreadPoolExecutor(1, "gfdit-templates")
+        self._by_request: dict[str, Loads] = {}
+
+    def of(self, request_id: str, chosen: torch.Tensor) -> Loads:
+        """What the request reads; ``chosen`` are the tokens that it computes, int64 (N,)."""
+        if request_id not in self._by_request:
+            self._by_request[request_id] = Loads(self.store, self._thread, chosen)
+        return self._by_request[request_id]
+
+    def drop(self, request_id: str) -> None:
+        """Any thread may call this."""
+        self._by_request.pop(request_id, None)
+
+    def record(self, place: Place, recording: Recording) -> None:
+        """Put what a pass over the template has shown."""
+        for branch, layers in zip(place.branches, recording.passes, strict=True):
+            # (layers, 2, S, H, D), of the first image: they are all the same.
+            values = torch.stack([torch.stack((key[0], value[0])) for key, value in layers])
+            for number, unit in enumerate(place.units(branch)):
+                self.store.put(unit, values[..., number, :].cpu().contiguous())
+
+
+class Loads:
+    """What a request reads, loaded ahead of its use, and of the next step when this one is through.
+
+    On a GPU layers come on a stream of their own; that was never run on one.
+    """
+
+    def __init__(self, store: Store, thread: ThreadPoolExecutor, chosen: torch.Tensor) -> None:
+        self._store = store
+        self._thread = thread
+        self._chosen = chosen
+        self._device = chosen.device
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._rest: torch.Tensor | None = None
+        self._units: dict[Place, Passes | None] = {}
+        self._upcoming: Iterator[Item] = iter(())
+        self._ahead: deque[tuple[Item, Future[Loaded | None]]] = deque()
+
+    def has(self, place: Place) -> bool:
+        """Whether all of it is there; it stays so until the next step has begun."""
+        if self._units.get(place, ()) is None:  # by now it may be
+            self._drop_ahead()
+            del self._units[place]
+        return self._thread.submit(self._found, place).result() is not None
+
+    def prediction(self, place: Place, next_place: Place | None) -> FromTemplate:
+        """Of a place that is there. ``next_place`` may be what comes next."""
+        passes = self._units[place]
+        assert passes is not None, "the caller has asked"
+        if not self._ahead or self._ahead[0][0][0] != place:  # nothing of it is on its way
+            self._drop_ahead()
+            self._upcoming = _items(place, passes)
+        if next_place is not None:
+            self._upcoming = chain(self._upcoming, _items(next_place, passes))
+        for known in list(self._units):
+            if known not in (place, next_place):
+                del self._units[known]
+        others = self._thread.submit(self._others, passes).result().to(self._device)
+        return FromTemplate(partial(self._layer, place), self._chosen, others)
+
+    def _layer(self, place: Place, pass_: int, layer: int) -> Layer:
+        while len(self._ahead) <= LAYERS_AHEAD and (item := next(self._upcoming, None)) is not None:
+            self._ahead.append((item, self._thread.submit(self._load, *item)))
+        item, future = self._ahead.popleft()
+        assert item == (place, pass_, layer), f"{item} is loaded where {(place, pass_, layer)} is computed"
+        loaded = future.result()
+        assert loaded is not None, "what was found stays"
+        if loaded.event is not None:
+            torch.cuda.current_stream(self._device).wait_event(loaded.event)
+            loaded.values.record_stream(torch.cuda.current_stream(self._device))
+        return loaded.values[0], loaded.values[1]
+
+    def _drop_ahead(self) -> None:
+        self._ahead.clear()
+        self._upcoming = iter(())
+
+    # On the thread
+
+    def _found(self, place: Place) -> Passes | None:
+        if place not in self._units:
+            units = [[self._store.get(unit) for unit in place.units(branch)] for branch in place.branches]
+            there = [[unit for unit in pass_ if unit is not None] for pass_ in units]
+            self._units[place] = there if there == units else None
+        return self._units[place]
+
+    def _load(self, place: Place, pass_: int, layer: int) -> Loaded | None:
+        """Rows of tokens that are not computed are gathered on the host: the fewer, the less there is to copy."""
+        if (passes := self._found(place)) is None:
+            return None
+        rows = self._others(passes)
+        values = torch.stack([unit[layer].index_select(1, rows) for unit in passes[pass_]], dim=2).unsqueeze(1)
+        if self._stream is None:
+            return Loaded(values, None)
+        with torch.cuda.stream(self._stream):
+            values = values.pin_memory().to(self._device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return Loaded(values, event)
+
+    def _others(self, passes: Passes) -> torch.Tensor:
+        """Tokens that are not computed; int64 (S - N,), on the host."""
+        if self._rest is None:
+            is_other = torch.ones(passes[0][0].shape[2], dtype=torch.bool)
+            self._rest = is_other.index_fill_(0, self._chosen.cpu(), False).nonzero().flatten()
+        return self._rest
+
+
+Passes = list[list[torch.Tensor]]
+Item = tuple[Place, int, int]
+
+
+class Loaded(NamedTuple):
+    """``values`` (2, 1, S - N, H, D) are there once ``event`` is."""
+
+    values: torch.Tensor
+    event: torch.cuda.Event | None
+
+
+def _items(place: Place, passes: Passes) -> Iterator[Item]:
+    for number, units in enumerate(passes):
+        for layer in range(len(units[0])):
+            yield place, number, layer
