@@ -233,7 +233,7 @@ def watch_attention(attention: Any) -> None:
     original = attention.forward
 
     def forward(query: Any, key: Any, value: Any, attn_metadata: Any = None) -> Any:
-        if (prediction := _here.prediction) is not None:
+        if not torch.compiler.is_compiling() and (prediction := _here.prediction) is not None:
             if attn_metadata is not None and attn_metadata.attn_mask is not None:
                 raise ValueError("attention with a mask cannot leave tokens out")
             key, value = prediction.attend(key, value)

@@ -18,6 +18,8 @@ import torch
 import torch.fx.experimental._config
 from torch._dynamo.utils import counters
 
+from gfdit.adapters import masked_tokens
+
 # Graphs that are kept of one kind of block, before torch gives up compiling it: degrees times classes of shapes.
 MAX_GRAPHS_PER_BLOCK = 64
 
@@ -67,8 +69,12 @@ def _is_compiled(forward: Any) -> bool:
 
 
 def _with_plain_tensors(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    original = compiled._torchdynamo_orig_callable  # type: ignore[attr-defined]
+
     @functools.wraps(compiled)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if masked_tokens.current() is not None:  # what attention does then is no part of a graph
+            return original(*args, **kwargs)
         return compiled(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
     return forward

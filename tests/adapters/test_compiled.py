@@ -9,6 +9,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, KitRequest
 from tests.adapters import graph_counts
 from tests.adapters.conftest import Kits
+from tests.adapters.test_masked_tokens import asked, own
 
 # Of pixels between -1 and 1. Inductor fuses float32 operations, so their rounding differs.
 TOLERANCE = 2e-5
@@ -50,6 +51,19 @@ def test_one_graph_for_each_degree(kits: Kits) -> None:
     on_all(kit, graph_counts.pass_views)
     kit.run(request, "sp2@0,1 sp2@1,0")
     assert sum(graphs for graphs, _ in on_all(kit, graph_counts.count)) > 4
+
+
+def test_tokens_under_a_mask_run_as_they_are(kits: Kits) -> None:
+    """And leave the graphs of others alone."""
+    kit = kits("qwen-image", num_ranks=2)
+    request, edit = ODD["qwen-image"], own(asked("qwen-image"))
+    layouts = script(ON_TWO, request.steps, guided=False)
+    eager, edited = kit.run(request, layouts), kit.run(edit, "sp2@0,1")
+    on_all(kit, graph_counts.compile_blocks, graph_counts.TRACED)
+    assert kit.run(request, layouts).identical(eager)
+    assert kit.run(edit, "sp2@0,1").identical(edited)
+    assert kit.run(request, layouts).identical(eager)
+    assert {breaks for _, breaks in on_all(kit, graph_counts.count)} == {0}
 
 
 @pytest.mark.thorough

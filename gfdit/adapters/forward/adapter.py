@@ -78,7 +78,8 @@ class ForwardAdapter(EngineHalf):
     def convert(self, request: OmniDiffusionRequest, max_sp: int | None) -> Trajectory:
         if has_mask(request) and not (self.family.inpaints or self.family.reads_masks):
             raise ValueError(f"mask_image: {self.od_config.model_class_name} does not inpaint")
-        if not self.family.inpaints and (mode := edit_options_of(request).mode) != "exact":
+        mode = edit_options_of(request).mode
+        if mode != "exact" and not self.family.inpaints:
             raise ValueError(f"gfdit.edit.mode {mode}: {self.od_config.model_class_name} does not inpaint")
         made = super().convert(request, max_sp)
         if self._mode_of(request) is None:
@@ -88,6 +89,8 @@ class ForwardAdapter(EngineHalf):
             spec
             for spec in self.parallel_candidates(made.shape, made.cfg, max_sp)
             if all(count % spec.sp == 0 for count in counts)
+            # In a ring no rank has all tokens of its heads.
+            and (mode in ("exact", "record") or self.num_heads % spec.sp == 0)
         )
         return replace(made, graph=with_candidates(made.graph, TaskKind.DENOISE, specs))
 
