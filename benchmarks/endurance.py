@@ -53,6 +53,7 @@ WITH_NOTHING_KEPT = "own memory with nothing kept"
 NUM_LOOKS = 12  # at what is left with nothing kept
 # Of what is mapped, pages are resident once they were touched: at most all of them.
 MAPPED = "mapped"
+ARTIFACTS = "artifacts"  # as many as there are requests
 
 Caches = dict[str, tuple[int, int | None]]
 """(entries, limit) of every ``functools.lru_cache`` of modules and their classes, by name."""
@@ -119,7 +120,7 @@ def judge(all_series: dict[str, Series], run_s: float) -> dict[str, dict[str, An
     for name, series in all_series.items():
         found, (process, _, quantity) = growth(series, run_s), name.partition(": ")
         verdict = "flat" if found.flat else "grows"
-        if quantity in ("PSS", "kept of what was freed", MAPPED):
+        if quantity in ("PSS", "kept of what was freed", MAPPED, ARTIFACTS):
             verdict = ""
         elif quantity == "RSS" and (with_nothing_kept := all_series.get(f"{process}: {WITH_NOTHING_KEPT}")):
             limit = with_nothing_kept.values[-1] + all_series[f"{process}: {MAPPED}"].values[-1] + ABOVE_MB
@@ -193,6 +194,8 @@ class Sampler:
         for rank, (own_bytes, mapped_bytes) in enumerate(await self._call("resident_with_nothing_kept")):
             self._add(f"worker {rank}: {WITH_NOTHING_KEPT}", "MB", own_bytes / MB)
             self._add(f"worker {rank}: {MAPPED}", "MB", mapped_bytes / MB)
+        for rank, artifacts in enumerate(await self._call("gfdit_artifacts")):
+            self._add(f"worker {rank}: artifacts of no request", "", len(artifacts))
         self.caches.append(largest(await self._call("python_caches")))
 
     async def _sample(self) -> None:
@@ -203,7 +206,7 @@ class Sampler:
             self._add(f"worker {rank}: in use by malloc", "MB", memory["in_use_bytes"] / MB)
             self._add(f"worker {rank}: kept of what was freed", "MB", memory["kept_bytes"] / MB)
         for rank, artifacts in enumerate(await self._call("gfdit_artifacts")):
-            self._add(f"worker {rank}: artifacts", "", len(artifacts))
+            self._add(f"worker {rank}: {ARTIFACTS}", "", len(artifacts))
         self._add("files in the run folder", "", sum(1 for _ in self._run_dir.rglob("*")))
         self._add("results in shared memory", "", sum(1 for _ in Path("/dev/shm").glob("psm_*")))
 
@@ -423,7 +426,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"kept and no garbage, which is looked at {NUM_LOOKS} times when nothing runs, and never to be more than",
         f"{ABOVE_MB:.0f} MB above that and what is mapped: what may be kept, and room for a task. Not judged:",
         "what is mapped, whose pages are resident once they were touched, so that it ends at the size of that;",
-        "and PSS, which changes when others begin and end that share pages.",
+        "artifacts while requests run; and PSS, which changes when others begin and end that share pages.",
         "",
         f"**{'Flat' if is_good(report) else 'Not flat, or with surprises'}.**",
         "",

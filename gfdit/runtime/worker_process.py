@@ -59,10 +59,10 @@ def _serve(
     comm.warm_up()
     # Before the model is loaded: if there is not as much memory, that is the time to say so.
     staging = Staging(comm.device, STAGING_BYTES if comm.device.type == "cuda" else 0)
+    if comm.device.type == "cpu":
+        keep_freed_memory()  # before there are threads
     make_executor = _resolve(config.worker)
     executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
-    if executor.device.type == "cpu":
-        keep_freed_memory()
     with contextlib.closing(executor):
         to_migrate = WorkerInbox(context, config, "migration", rank, msg.MigrationMessage)
         to_compute = WorkerInbox(context, config, "compute", rank, msg.ComputeMessage)

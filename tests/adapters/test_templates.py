@@ -130,7 +130,7 @@ def psnr_db(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_what_was_recorded_of_this_template_will_do(family: str, kits: Kits, tmp_path: Path) -> None:
     kit, request = kits(family, num_ranks=2), asked(family)
-    request = request.but(steps=12, sampling={"strength": 0.4})  # late steps: more of the template than of its noise
+    request = request.but(steps=12, sampling={"strength": 0.4})  # late: little noise
     folders = {name: tmp_path / name for name in ("right", "other template", "other noise")}
     other = given(image=ImageOps.invert(picture(11, 96, 80)), mask_image=blob(64))
     recorded = {"other template": edit(request.but(**other), "record"), "right": edit(request, "record")}

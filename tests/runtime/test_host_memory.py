@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -83,3 +85,38 @@ def test_what_is_in_use_is_not_kept(in_new_process: Callable) -> None:
     start, full = in_new_process(hold, LIMIT_BYTES)
     assert full.num_given_back == 0 and full.kept_bytes < 32 * MB
     assert full.in_use_bytes - start.in_use_bytes >= NUM_BLOCKS * MB
+
+
+def fill_and_free_in_threads(num_threads: int) -> list[HostMemory]:
+    """Of a worker: when it starts, and while threads live that have freed all they had."""
+    keep_freed_memory()
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    all_there, may_end = threading.Barrier(num_threads + 1), threading.Event()
+
+    def work() -> None:
+        blocks = [library.malloc(MB) for _ in range(50)]
+        for block in blocks:
+            ctypes.memset(block, 1, MB)
+        all_there.wait()
+        for block in blocks:
+            library.free(block)
+        all_there.wait()
+        may_end.wait()
+
+    found = [FreedMemory().measure()]
+    for thread in (threads := [threading.Thread(target=work) for _ in range(num_threads)]):
+        thread.start()
+    for _ in range(2):
+        all_there.wait()
+    found.append(FreedMemory().measure())
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_what_threads_have_freed_is_given_back_too(in_new_process: Callable) -> None:
+    start, freed = in_new_process(fill_and_free_in_threads, 8)
+    assert freed.resident_bytes < start.resident_bytes + 16 * MB
