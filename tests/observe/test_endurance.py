@@ -111,7 +111,7 @@ def test_caches_that_grew() -> None:
         "shrinks": (1, 10),
         "new": (2, 8),
     }
-    assert grown([early, late, late]) == {"grows": (3, 9, None), "new": (0, 2, 8)}
+    assert grown([{}, early, late]) == {"grows": (3, 9, None), "new": (0, 2, 8)}
 
 
 @pytest.mark.thorough
