@@ -30,8 +30,9 @@ from vllm_omni.errors import OmniClientError
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.adapters.forward.adapter import ForwardAdapter
+from gfdit.adapters.forward.verdict import has_mask
 from gfdit.adapters.limits import num_outputs_of
-from gfdit.adapters.options import RequestOptions
+from gfdit.adapters.options import EditOptions, RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.workflow_requests import WorkflowAdapter
 from gfdit.comm.devices import check_devices, names_of
@@ -44,6 +45,7 @@ from gfdit.observe.metrics import show_artifact_bytes, show_ranks
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
+from gfdit.omni.recordings import Recordings
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings
@@ -81,6 +83,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self.workflows.limits = self.settings.limits
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         self.adapter.limits = self.settings.limits
+        self.recordings: Recordings | None = None
         if isinstance(self.adapter, ForwardAdapter):
             self.adapter.trusts_plans = self.settings.trust_plans
         super()._init_process_hooks(od_config)
@@ -241,6 +244,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
         request_id = super()._add_prepared_request(request)
         self.scheduler.count_payload(request_id, num_bytes)
         self._submissions.put(submissions)
+        if self.recordings is not None:
+            priority = submissions[0].request.priority
+            for recording in self.recordings.begin(request, priority):
+                self._submissions.put(self._convert(recording, arrival_s))
         self.executor.wake()
         return request_id
 
@@ -248,6 +255,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """What to submit, and, if that tries a cache, what to submit after a miss."""
         extra = request.sampling_params.extra_args
         options = RequestOptions.parse(extra.pop("gfdit", None) if extra else None)
+        self._set_edit(request, options)
         max_sp = options.max_sp if self._sequence_parallel else 1
         if self.workflows is not None:
             trajectory = self.workflows.convert(request, max_sp, options)
@@ -277,6 +285,16 @@ class ElasticDiffusionEngine(DiffusionEngine):
         )
         payload = trajectory.payload or pickle.dumps(request)
         return [msg.Submit(wire_request, graph, payload) for graph in graphs]
+
+    def _set_edit(self, request: OmniDiffusionRequest, options: RequestOptions) -> None:
+        """How workers are to make it: as it says, else as the server's setting does."""
+        if options.edit is None and not (self.settings.edit and has_mask(request)):
+            return
+        edit = {**self.settings.edit, **(options.edit or {})}
+        if EditOptions.parse(edit).reads_template and self.recordings is None:
+            raise ValueError(f"gfdit.edit.mode is {edit['mode']!r}, but this server keeps no templates")
+        sampling = request.sampling_params
+        sampling.extra_args = {**(sampling.extra_args or {}), "gfdit": {"edit": edit}}
 
     def _check_payload(self, num_bytes: int) -> None:
         """Prompt and input images are kept in three processes until the request ends."""
@@ -366,11 +384,14 @@ class ElasticDiffusionEngine(DiffusionEngine):
         while not self._scheduling_paused and not self._submissions.empty():
             submission, *after_miss = self._submissions.get()
             request_id = submission.request.id
-            if self._is_live(request_id):
+            if self._is_live(request_id) or self._is_recording(request_id):
                 with guarded(f"submitting {request_id!a}", partial(self._fail_request, request_id)):
                     self.executor.send(submission)
                     self._num_alive += 1
                     self._after_miss.update((request_id, other) for other in after_miss)
+
+    def _is_recording(self, request_id: str) -> bool:
+        return self.recordings is not None and request_id in self.recordings
 
     def _is_live(self, request_id: str) -> bool:
         state = self.scheduler.get_request_state(request_id)
@@ -408,6 +429,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_ended(self, message: msg.RequestEnd) -> None:
         self._num_alive -= 1
         request_id = message.request_id
+        if self.recordings is not None and request_id in self.recordings:
+            is_whole = isinstance(message, cmd.CompleteRequest)
+            self.recordings.end(request_id, None if is_whole else _error_output(message).error)
+            return
         is_live = self._is_live(request_id)
         after_miss = self._after_miss.pop(request_id, None)
         missed = isinstance(message, cmd.FailRequest) and message.status_code == CACHE_MISS

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from gfdit.adapters.limits import Limits
+from gfdit.adapters.options import EditOptions
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 
 _MIB = 1024 * 1024
@@ -56,6 +57,10 @@ class Settings:
     take more are not offered. ``min_sp`` is the least sequence-parallel degree of a step; a request may ask for a
     larger one. With ``graph_bytes`` steps of families that allow it are captured as CUDA graphs, by shape and
     layout, which may hold as much of each rank's device.
+
+    ``edit`` is how edits under a mask are made that do not say so (``docs/editing.md``). Of templates are kept
+    ``template_host_bytes`` in shared memory, none by default, and ``template_disk_bytes`` in ``template_folder``,
+    which several servers may share; ``template_bytes`` of one template at most.
 
     A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
     and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
@@ -104,6 +109,11 @@ class Settings:
     device_memory_bytes: Count | None = None
     min_sp: Count = 1
     graph_bytes: CountOrZero = 0
+    edit: dict[str, Any] = field(default_factory=dict)
+    template_folder: str | None = None
+    template_host_bytes: CountOrZero = 0
+    template_disk_bytes: CountOrZero = 1 << 40
+    template_bytes: Count | None = None
     max_retries: CountOrZero = 3
     checkpoint_every_steps: CountOrZero = 0
     max_restarts: CountOrZero = 3
@@ -139,6 +149,10 @@ class Settings:
             wanted = what.replace("`", "").replace("Expected", "expected", 1)
             raise ValueError(f"gfdit setting {name!r} is {values.get(name)!r}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
+        try:
+            EditOptions.parse(settings.edit)
+        except ValueError as error:
+            raise ValueError(f"gfdit setting 'edit': {error}") from error
         return settings
 
     @property

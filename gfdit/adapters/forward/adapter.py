@@ -104,6 +104,15 @@ class ForwardAdapter(EngineHalf):
             return len(steps)
         return edit.num_steps(num_steps)
 
+    def template_steps(self, request: OmniDiffusionRequest) -> list[int]:
+        """Steps of its template that an edit reads."""
+        if (edit := self._edit_of(request)) is None:
+            return []
+        asked = self._asked_steps(request)
+        num_steps = edit.num_steps(asked)
+        computed = [step for step in range(num_steps) if not edit.options.computes_all(step, num_steps)]
+        return [asked - num_steps + step for step in computed]
+
     def _asked_steps(self, request: OmniDiffusionRequest) -> int:
         if (known := self._known(request).num_steps) is not None:
             return known
