@@ -14,9 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental.sym_node import DynamicInt
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from vllm_omni.diffusion.attention.layer import Attention
+from vllm_omni.diffusion.forward_context import get_forward_context
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 #: Keys and values of a pass and layer, of image tokens that are not computed: (1 or B, S - N, H, D) twice.
@@ -89,7 +94,7 @@ class KeysOfRequests:
 
 class Prediction:
     """One of a request. Hooks call it, in every pass of the transformer (one for each branch of guidance) in the
-    order of its methods; ``attend`` in every layer."""
+    order of its methods; ``enter_block`` and ``attend`` for every block and layer."""
 
     #: int64 (N,); None: all.
     chosen: torch.Tensor | None = None
@@ -105,6 +110,10 @@ class Prediction:
         """Of a tensor that has S rows in ``dim``, those that are computed."""
         self._num_tokens = rows.size(dim)
         return rows if self.chosen is None else rows.index_select(dim, self.chosen)
+
+    def enter_block(self, number: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What the ``number``-th block of the transformer is called with, by name."""
+        return arguments
 
     def attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
         """Keys and values (B, T + N, H, D) that a layer has made, to those it attends to, (B, T + S, H, D)."""
@@ -158,13 +167,51 @@ class FromKept(Prediction):
 
 
 class FromTemplate(Prediction):
-    """Of ``chosen`` tokens; ``layer_of`` has keys and values of ``others``, which are all that are not."""
+    """Of ``chosen`` tokens; ``layer_of`` has keys and values of ``others``, which are all that are not.
 
-    def __init__(self, layer_of: LayerOf, chosen: torch.Tensor, others: torch.Tensor) -> None:
+    The first ``full_blocks`` blocks compute all tokens, so that there is time to load what later ones read
+    (FlashPS §4.2; with keys and values no block can compute all after one that did not). Rows are in another order
+    then: each of ``degree`` ranks begins with its share of those chosen, which it keeps.
+    """
+
+    def __init__(
+        self, layer_of: LayerOf, chosen: torch.Tensor, others: torch.Tensor, full_blocks: int = 0, degree: int = 1
+    ) -> None:
         super().__init__()
         self._layer_of, self.chosen, self._others = layer_of, chosen, others
+        self._full_blocks, self._degree = full_blocks, degree
+        self._order = _order(chosen, others, degree) if full_blocks else None
+        self._is_narrow = not full_blocks
+        self._lengths: dict[str, Any] = {}
+
+    def begin_pass(self) -> None:
+        super().begin_pass()
+        self._is_narrow = not self._full_blocks
+
+    def choose(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        if self._order is None:
+            return super().choose(rows, dim)
+        self._num_tokens = rows.size(dim)
+        return rows.index_select(dim, self._order)
+
+    def enter_block(self, number: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self.chosen is not None
+        if not self._full_blocks or number < self._full_blocks:
+            return arguments
+        num_own, num_kept = -(-self._num_tokens // self._degree), len(self.chosen) // self._degree
+        num_text = arguments["encoder_hidden_states"].shape[1]
+        if not self._is_narrow:
+            self._is_narrow = True
+            lengths = get_forward_context().sp_shard_metadata
+            self._lengths = dict(lengths)
+            lengths.update(dict.fromkeys(lengths, DynamicInt(len(self.chosen))))
+        others = {name: arguments[name] for name in ("encoder_hidden_states", "temb") if name in arguments}
+        narrow = partial(_narrow, num_text=num_text, num_own=num_own, num_kept=num_kept)
+        return {name: narrow(value) for name, value in arguments.items()} | others
 
     def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        if not self._is_narrow:
+            return key, value
         assert self.chosen is not None
         num_text = key.shape[1] - len(self.chosen)
         rows, others = self._rows(num_text), self._others + num_text
@@ -174,6 +221,48 @@ class FromTemplate(Prediction):
             whole.index_copy_(1, rows, own)
             made.append(whole.index_copy_(1, others, other.to(own.dtype).expand(len(own), -1, -1, -1)))
         return made[0], made[1]
+
+    def put_back(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._order is None:
+            return super().put_back(rows)
+        if not self._is_narrow:
+            return torch.empty_like(rows).index_copy_(1, self._order, rows)
+        get_forward_context().sp_shard_metadata.update(self._lengths)
+        return super().put_back(rows)
+
+
+def _narrow(value: Any, num_text: int, num_own: int, num_kept: int) -> Any:
+    """Of what a block is called with: of ``num_own`` image tokens the first ``num_kept``, also after the text."""
+    leaves, spec = tree_flatten(value)
+    of_image = [_dim_of(leaf, num_own) for leaf in leaves]
+    if num_text == num_own:  # rotary embeddings come in pairs, those of the image first
+        found = [number for number, dim in enumerate(of_image) if dim is not None]
+        for number in found[-(-len(found) // 2) :]:
+            of_image[number] = None
+    narrowed = []
+    for leaf, dim in zip(leaves, of_image, strict=True):
+        if dim is not None:
+            leaf = leaf.narrow(dim, 0, num_kept)
+        elif (dim := _dim_of(leaf, num_text + num_own)) is not None:
+            leaf = leaf.narrow(dim, 0, num_text + num_kept)
+        narrowed.append(leaf)
+    return tree_unflatten(narrowed, spec)
+
+
+def _dim_of(leaf: Any, num_rows: int) -> int | None:
+    """Which has so many rows; the last one of several has channels."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    sizes = leaf.shape[: max(leaf.ndim - 1, 1)]
+    return sizes.index(num_rows) if num_rows in sizes else None
+
+
+def _order(chosen: torch.Tensor, others: torch.Tensor, degree: int) -> torch.Tensor:
+    """Of all tokens, that of ranks' shares one after the other, each with as many of those chosen, first."""
+    num_own = -(-(len(chosen) + len(others)) // degree)
+    num_kept = len(chosen) // degree
+    shares = zip(chosen.split(num_kept), others.split(num_own - num_kept), strict=True)
+    return torch.cat([part for share in shares for part in share])
 
 
 class Recording(Prediction):
@@ -217,6 +306,24 @@ def begin_pass(*_: Any) -> None:
     """Forward pre-hook of a transformer."""
     if (prediction := _here.prediction) is not None:
         prediction.begin_pass()
+
+
+def enter_block(number: int, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook of the ``number``-th block of a transformer."""
+    if (prediction := _here.prediction) is None:
+        return None
+    return args, prediction.enter_block(number, kwargs)
+
+
+def blocks_of(transformer: torch.nn.Module) -> list[tuple[torch.nn.Module, int]]:
+    """In the order in which it calls them, with the number of attention layers in each."""
+    lists = [child for child in transformer.children() if isinstance(child, torch.nn.ModuleList)]
+    found = [(block, _num_layers(block)) for blocks in lists for block in blocks]
+    return [(block, num_layers) for block, num_layers in found if num_layers]
+
+
+def _num_layers(block: torch.nn.Module) -> int:
+    return sum(isinstance(module, Attention) for module in block.modules())
 
 
 def put_back(module: torch.nn.Module, args: Any, output: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ class Exchange:
             if sequence_plan is not None:
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
             transformer.register_forward_pre_hook(masked_tokens.begin_pass)
+            for number, (block, _) in enumerate(masked_tokens.blocks_of(transformer)):
+                enter = partial(masked_tokens.enter_block, number)
+                block.register_forward_pre_hook(enter, with_kwargs=True)
             for name in gathers_of(plan, sequence_plan):
                 transformer.get_submodule(name).register_forward_hook(masked_tokens.put_back)
         return takes_masks

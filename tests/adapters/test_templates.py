@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from gfdit.adapters.forward.templates import Templates, Unit
-from gfdit.adapters.masked_tokens import FromTemplate
+from gfdit.adapters.masked_tokens import FromTemplate, blocks_of
 from gfdit.adapters.testing import KitRequest
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
@@ -68,6 +68,33 @@ def test_an_edit_reads_what_was_recorded(family: str, kits: Kits, tmp_path: Path
     for spec in kit.candidates(request):
         other = kit.run(edit(request, "cached"), f"encode@1 {spec}@{'1,0' if spec.size == 2 else 1}")
         assert other.difference(made) <= MOVED_TOLERANCE, spec
+
+
+def compute_blocks(executor: Any, num_blocks: int) -> None:
+    executor.adapter.templates.num_full_blocks = num_blocks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_leading_blocks_may_compute_all_tokens(family: str, kits: Kits, tmp_path: Path) -> None:
+    """If all blocks do, it is the full picture, but for the order in which attention adds up."""
+    kit, request = kits(family, num_ranks=2), asked(family)
+    kit.on_ranks(use_store, tmp_path)
+    kit.run(edit(request, "record"), "sp1@0")
+    full = kit.run(edit(request, "cached", full_last=7), "sp1@0")
+    cached = kit.run(edit(request, "cached"), "sp1@0")
+    num_blocks = kit.on_ranks(count_blocks)[0]
+    for number in (1, num_blocks - 1, num_blocks):
+        kit.on_ranks(compute_blocks, number)
+        made = kit.run(edit(request, "cached"), "sp1@0")
+        assert not made.identical(cached)
+        for spec in kit.candidates(request):
+            other = kit.run(edit(request, "cached"), f"sp1@1 {spec}@{'1,0' if spec.size == 2 else 1}")
+            assert other.difference(made) <= MOVED_TOLERANCE, (number, spec)
+    assert made.difference(full) <= cached.difference(full) / 10
+
+
+def count_blocks(executor: Any) -> int:
+    return len(blocks_of(executor.runner.pipeline.transformer))
 
 
 @pytest.mark.thorough

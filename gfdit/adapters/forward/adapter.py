@@ -39,9 +39,17 @@ from gfdit.adapters.forward.proven import proven_verdicts
 from gfdit.adapters.forward.run import Log, Run, Scene
 from gfdit.adapters.forward.step_caches import StepCaches
 from gfdit.adapters.forward.suspended import Held, Suspended
-from gfdit.adapters.forward.templates import Place, Templates, template_of
+from gfdit.adapters.forward.templates import NO_FULL_BLOCKS, FullBlocks, Place, Templates, template_of
 from gfdit.adapters.forward.verdict import Mode, Signature, Verdicts, has_mask, signature_of
-from gfdit.adapters.masked_tokens import FromKept, Keeping, KeysOfRequests, KnownAs, Prediction, Recording
+from gfdit.adapters.masked_tokens import (
+    FromKept,
+    Keeping,
+    KeysOfRequests,
+    KnownAs,
+    Prediction,
+    Recording,
+    blocks_of,
+)
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
@@ -321,7 +329,15 @@ class ForwardAdapter(EngineHalf):
             return None
         options, num_steps = inpainting.edit.options, inpainting.num_steps
         is_last = step + 1 >= num_steps or options.computes_all(step + 1, num_steps)
-        return loads.prediction(place, None if is_last else place._replace(step=place.step + 1))
+        next_place = None if is_last else place._replace(step=place.step + 1)
+        return loads.prediction(place, next_place, self._full_blocks())
+
+    def _full_blocks(self) -> FullBlocks:
+        assert self.templates is not None and self._layout is not None
+        if not (num_blocks := self.templates.num_full_blocks):
+            return NO_FULL_BLOCKS
+        num_layers = sum(layers for _, layers in blocks_of(self.pipeline.transformer)[:num_blocks])
+        return FullBlocks(num_blocks, num_layers, self._layout.parallel.sp)
 
     def _place(self, run: Run, template: str, step: int) -> Place:
         assert self._layout is not None

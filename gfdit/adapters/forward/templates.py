@@ -72,6 +72,17 @@ class Place(NamedTuple):
         return [Unit(self.template, self.step, branch, head) for head in self.heads]
 
 
+class FullBlocks(NamedTuple):
+    """Leading blocks that compute all tokens, with so many attention layers, at a sequence-parallel degree."""
+
+    num_blocks: int
+    num_layers: int
+    degree: int
+
+
+NO_FULL_BLOCKS = FullBlocks(0, 0, 1)
+
+
 class Templates:
     """One per rank."""
 
@@ -79,6 +90,8 @@ class Templates:
         self.store = store
         self._thread = ThreadPoolExecutor(1, "gfdit-templates")
         self._by_request: dict[str, Loads] = {}
+        #: Leading blocks that compute all tokens.
+        self.num_full_blocks = 0
 
     def of(self, request_id: str, chosen: torch.Tensor) -> Loads:
         """What the request reads; ``chosen`` are the tokens that it computes, int64 (N,)."""
@@ -111,8 +124,8 @@ class Loads:
         self._chosen = chosen
         self._device = chosen.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._rest: torch.Tensor | None = None
         self._units: dict[Place, Passes | None] = {}
+        self._tokens: dict[int, Tokens] = {}
         self._upcoming: Iterator[Item] = iter(())
         self._ahead: deque[tuple[Item, Future[Loaded | None]]] = deque()
 
@@ -123,26 +136,33 @@ class Loads:
             del self._units[place]
         return self._thread.submit(self._found, place).result() is not None
 
-    def prediction(self, place: Place, next_place: Place | None) -> FromTemplate:
+    def prediction(
+        self, place: Place, next_place: Place | None, full: FullBlocks = NO_FULL_BLOCKS
+    ) -> FromTemplate:
         """Of a place that is there. ``next_place`` may be what comes next."""
         passes = self._units[place]
         assert passes is not None, "the caller has asked"
-        if not self._ahead or self._ahead[0][0][0] != place:  # nothing of it is on its way
+        num_tokens = passes[0][0].shape[2]
+        if num_tokens % full.degree or self._tokens_of(num_tokens, full.degree).others.numel() == 0:
+            full = NO_FULL_BLOCKS
+        tokens = self._tokens_of(num_tokens, full.degree)
+        expected = (place, 0, full.num_layers, full.degree)
+        if not self._ahead or self._ahead[0][0] != expected:  # nothing of it is on its way
             self._drop_ahead()
-            self._upcoming = _items(place, passes)
+            self._upcoming = _items(place, passes, full)
         if next_place is not None:
-            self._upcoming = chain(self._upcoming, _items(next_place, passes))
+            self._upcoming = chain(self._upcoming, _items(next_place, passes, full))
         for known in list(self._units):
             if known not in (place, next_place):
                 del self._units[known]
-        others = self._thread.submit(self._others, passes).result().to(self._device)
-        return FromTemplate(partial(self._layer, place), self._chosen, others)
+        layer_of = partial(self._layer, place, full.degree)
+        return FromTemplate(layer_of, tokens.chosen, tokens.on_device, full.num_blocks, full.degree)
 
-    def _layer(self, place: Place, pass_: int, layer: int) -> Layer:
+    def _layer(self, place: Place, degree: int, pass_: int, layer: int) -> Layer:
         while len(self._ahead) <= LAYERS_AHEAD and (item := next(self._upcoming, None)) is not None:
             self._ahead.append((item, self._thread.submit(self._load, *item)))
         item, future = self._ahead.popleft()
-        assert item == (place, pass_, layer), f"{item} is loaded where {(place, pass_, layer)} is computed"
+        assert item == (place, pass_, layer, degree), f"{item} is loaded where {place}, {pass_}, {layer} is due"
         loaded = future.result()
         assert loaded is not None, "what was found stays"
         if loaded.event is not None:
@@ -154,20 +174,34 @@ class Loads:
         self._ahead.clear()
         self._upcoming = iter(())
 
+    def _tokens_of(self, num_tokens: int, degree: int) -> Tokens:
+        """As many are computed as ``degree`` divides."""
+        if degree not in self._tokens:
+            chosen = self._chosen.cpu()
+            is_other = torch.ones(num_tokens, dtype=torch.bool)
+            others = is_other.index_fill_(0, chosen, False).nonzero().flatten()
+            num_more = -len(chosen) % degree
+            chosen, others = torch.cat((chosen, others[:num_more])), others[num_more:]
+            self._tokens[degree] = Tokens(chosen.to(self._device), others, others.to(self._device))
+        return self._tokens[degree]
+
     # On the thread
 
     def _found(self, place: Place) -> Passes | None:
         if place not in self._units:
-            units = [[self._store.get(unit) for unit in place.units(branch)] for branch in place.branches]
-            there = [[unit for unit in pass_ if unit is not None] for pass_ in units]
-            self._units[place] = there if there == units else None
+            passes: Passes | None = []
+            for branch in place.branches:
+                units = [values for unit in place.units(branch) if (values := self._store.get(unit)) is not None]
+                if passes is not None:
+                    passes = [*passes, units] if len(units) == len(place.heads) else None
+            self._units[place] = passes
         return self._units[place]
 
-    def _load(self, place: Place, pass_: int, layer: int) -> Loaded | None:
+    def _load(self, place: Place, pass_: int, layer: int, degree: int) -> Loaded | None:
         """Rows of tokens that are not computed are gathered on the host: the fewer, the less there is to copy."""
         if (passes := self._found(place)) is None:
             return None
-        rows = self._others(passes)
+        rows = self._tokens[degree].others
         values = torch.stack([unit[layer].index_select(1, rows) for unit in passes[pass_]], dim=2).unsqueeze(1)
         if self._stream is None:
             return Loaded(values, None)
@@ -177,16 +211,19 @@ class Loads:
             event.record()
         return Loaded(values, event)
 
-    def _others(self, passes: Passes) -> torch.Tensor:
-        """Tokens that are not computed; int64 (S - N,), on the host."""
-        if self._rest is None:
-            is_other = torch.ones(passes[0][0].shape[2], dtype=torch.bool)
-            self._rest = is_other.index_fill_(0, self._chosen.cpu(), False).nonzero().flatten()
-        return self._rest
 
-
+#: By pass and head, what :class:`Unit` says.
 Passes = list[list[torch.Tensor]]
-Item = tuple[Place, int, int]
+#: A layer of a pass, as a degree splits its tokens.
+Item = tuple[Place, int, int, int]
+
+
+class Tokens(NamedTuple):
+    """``chosen`` are computed, on the device; ``others`` are on the host."""
+
+    chosen: torch.Tensor
+    others: torch.Tensor
+    on_device: torch.Tensor
 
 
 class Loaded(NamedTuple):
@@ -196,7 +233,7 @@ class Loaded(NamedTuple):
     event: torch.cuda.Event | None
 
 
-def _items(place: Place, passes: Passes) -> Iterator[Item]:
+def _items(place: Place, passes: Passes, full: FullBlocks) -> Iterator[Item]:
     for number, units in enumerate(passes):
-        for layer in range(len(units[0])):
-            yield place, number, layer
+        for layer in range(full.num_layers, len(units[0])):
+            yield place, number, layer, full.degree
