@@ -9,7 +9,8 @@ made.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -275,7 +276,8 @@ class ForwardAdapter(EngineHalf):
             if self._caches.holders:
                 run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
             keys = self._choose_tokens(call, run)
-            run.advance()
+            with self._timed(run):
+                run.advance()
             if run.has_ended and run.lacks_decoded:
                 run = self._replayed(call, decodes=True)
                 while not run.advance():
@@ -308,7 +310,7 @@ class ForwardAdapter(EngineHalf):
             not computes_all
             and known_as is not None
             and known_as.layout == str(layout)
-            and self._agreed(self._kept_keys.has(request_id, known_as))
+            and self._agreed(self._kept_keys.has(request_id, known_as))[0]
         ):
             return FromKept(self._kept_keys.of(request_id), inpainting.tokens), known_as
         self._kept_keys.drop(request_id)
@@ -325,19 +327,36 @@ class ForwardAdapter(EngineHalf):
         request, step = call.inputs[0]["request"], call.inputs[-1]["step"]
         loads = self.templates.of(call.task.request_id, inpainting.tokens)
         place = self._place(run, template_of(request, self.od_config), inpainting.first_step + step)
-        if not self._agreed(loads.has(place)):
+        is_there = loads.has(place)
+        layers = [num_layers for _, num_layers in blocks_of(self.pipeline.transformer)]
+        full_s = self.templates.pace.seconds(self._kind(run))
+        num_full = loads.num_full_blocks(place, full_s, layers) if is_there else 0
+        is_there, num_full = self._agreed(is_there, num_full)
+        if not is_there:
             return None
         options, num_steps = inpainting.edit.options, inpainting.num_steps
         is_last = step + 1 >= num_steps or options.computes_all(step + 1, num_steps)
         next_place = None if is_last else place._replace(step=place.step + 1)
-        return loads.prediction(place, next_place, self._full_blocks())
+        assert self._layout is not None
+        full = (
+            FullBlocks(num_full, sum(layers[:num_full]), self._layout.parallel.sp) if num_full else NO_FULL_BLOCKS
+        )
+        return loads.prediction(place, next_place, full)
 
-    def _full_blocks(self) -> FullBlocks:
-        assert self.templates is not None and self._layout is not None
-        if not (num_blocks := self.templates.num_full_blocks):
-            return NO_FULL_BLOCKS
-        num_layers = sum(layers for _, layers in blocks_of(self.pipeline.transformer)[:num_blocks])
-        return FullBlocks(num_blocks, num_layers, self._layout.parallel.sp)
+    def _kind(self, run: Run) -> tuple[int, ParallelSpec, bool]:
+        """Of steps that take equally long if they compute all tokens."""
+        assert run.inpainting is not None and self._layout is not None
+        return run.inpainting.num_tokens, self._layout.parallel, run.splits_guidance
+
+    @contextmanager
+    def _timed(self, run: Run) -> Iterator[None]:
+        """What is launched, if that is a full step of an edit."""
+        if self.templates is None or run.inpainting is None or run.prediction is not None:
+            yield
+            return
+        watch = self.templates.pace.begin(self._kind(run), self.device)
+        yield
+        watch.stop()
 
     def _place(self, run: Run, template: str, step: int) -> Place:
         assert self._layout is not None
@@ -357,8 +376,9 @@ class ForwardAdapter(EngineHalf):
         run = self._begin(request, conditioning["mode"], conditioning["log"], only_step=step)
         try:
             run.advance()
-            run.prediction = recording = Recording()
-            run.advance()
+            with self._timed(run):
+                run.prediction = recording = Recording()
+                run.advance()
             self.templates.record(self._place(run, template_of(request, self.od_config), step), recording)
         finally:
             run.end()
@@ -369,15 +389,19 @@ class ForwardAdapter(EngineHalf):
         run.end()
         return Held({"step": 0, "splits_guidance": False, "keys": None}, log=(), output=output, caches=None)
 
-    def _agreed(self, flag: bool) -> bool:
-        """Whether all ranks of the layout say so. On a GPU this waits for what was launched before."""
+    def _agreed(self, flag: bool, number: int = 0) -> tuple[bool, int]:
+        """Whether all ranks of the layout say so, and the least number.
+
+        On a GPU this waits for what was launched before.
+        """
         assert self._layout is not None
-        said = torch.full((1, 4), float(flag), device=self.device)
+        said = torch.tensor([[flag, number, 0.0, 0.0]], device=self.device)
         for group, degree in zip(("sp", "cfg"), self._layout.parallel, strict=True):
             if degree > 1:
                 everyone = operators.all_gather(operators.order(self.device), said, group, degree)
                 said = everyone.amin(0, keepdim=True)
-        return bool(said.min())
+        all_say, least, *_ = said.flatten().tolist()
+        return bool(all_say), int(least)
 
     def forget(self, artifacts: tuple[str, ...]) -> None:
         for name in artifacts:

@@ -96,6 +96,8 @@ class Inpainting:
         self.edit = edit
         #: Of the image's latents, those under the mask or partly so; int64 (N,).
         self.tokens = torch.empty(0, dtype=torch.int64)
+        #: In all.
+        self.num_tokens = 0
         #: That are left, after so many that are not made.
         self.num_steps, self.first_step = 0, 0
         self._pipeline = pipeline
@@ -146,7 +148,8 @@ class Inpainting:
         # Not as the VAE leaves them in memory: what is convolved in another order is rounded otherwise.
         clean = self._packed(clean.to(latents)).expand_as(latents).contiguous()
         self._clean, self._noise = clean, latents.clone()
-        self.tokens = self._painted_tokens(mask).to(latents.device)
+        is_painted = self._painted_tokens(mask)
+        self.tokens, self.num_tokens = is_painted.nonzero().flatten().to(latents.device), len(is_painted)
         if self.edit.options.reads_template:
             generator = _generator_like(asked["generator"], self._pipeline.device)
             generator.manual_seed(self.edit.options.template_seed)
@@ -188,9 +191,9 @@ class Inpainting:
         return sigma * self._noise + (1.0 - sigma) * self._clean
 
     def _painted_tokens(self, mask: torch.Tensor) -> torch.Tensor:
-        """Of cells (1, 1, height, width): a token is four."""
+        """Bool (S,), of cells (1, 1, height, width): a token is four."""
         patch = 2 if self._packs else int(self._pipeline.transformer.patch_size)
-        return torch.nn.functional.max_pool2d(mask.float(), patch).flatten().nonzero().flatten()
+        return torch.nn.functional.max_pool2d(mask.float(), patch).flatten() > 0
 
     def _pixels(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Template [1, 3, height, width] in [-1, 1]; mask [1, 1, height, width], 1 where to paint."""

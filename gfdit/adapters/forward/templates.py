@@ -8,11 +8,13 @@ reads those it has under another one.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterator
+import time
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,8 +22,8 @@ import torch
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
 
-#: Layers that are on their way to the device while another one is computed.
-LAYERS_AHEAD = 4
+#: Kinds of steps and layers whose time is remembered.
+MAX_KINDS = 1000
 
 
 class Unit(NamedTuple):
@@ -83,20 +85,74 @@ class FullBlocks(NamedTuple):
 NO_FULL_BLOCKS = FullBlocks(0, 0, 1)
 
 
+class Stopwatch:
+    """Seconds of what is launched between two calls; on a GPU known once it is done, and nobody waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._begin: Any = self._now()
+        self._end: Any = None
+
+    def stop(self) -> None:
+        self._end = self._now()
+
+    @property
+    def seconds(self) -> float | None:
+        if not self._is_gpu:
+            return None if self._end is None else self._end - self._begin
+        if self._end is None or not self._end.query():
+            return None
+        return self._begin.elapsed_time(self._end) / 1e3
+
+    def _now(self) -> Any:
+        if not self._is_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+class Pace:
+    """What was measured last of full steps, by what they are like."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[Any, tuple[Stopwatch, float | None]] = OrderedDict()
+        self.load_s_per_byte: float | None = None
+        #: That computed all tokens in the step before.
+        self.num_full_blocks = 0
+
+    def begin(self, kind: Any, device: torch.device) -> Stopwatch:
+        """Stop what it returns."""
+        self._steps[kind] = watch, _ = Stopwatch(device), self.seconds(kind)
+        if len(self._steps) > MAX_KINDS:
+            self._steps.popitem(last=False)
+        return watch
+
+    def seconds(self, kind: Any) -> float | None:
+        """None before any is through."""
+        watch, before = self._steps.get(kind, (None, None))
+        return before if watch is None or watch.seconds is None else watch.seconds
+
+
 class Templates:
     """One per rank."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._thread = ThreadPoolExecutor(1, "gfdit-templates")
+        self.thread = ThreadPoolExecutor(1, "gfdit-templates")
         self._by_request: dict[str, Loads] = {}
-        #: Leading blocks that compute all tokens.
-        self.num_full_blocks = 0
+        #: Leading blocks that compute all tokens; None: as many as steps are fastest with.
+        self.num_full_blocks: int | None = None
+        #: Layers that are on their way to the device while another one is computed.
+        self.num_ahead = 4
+        #: Whether layers of the next step follow.
+        self.crosses_steps = True
+        self.pace = Pace()
 
     def of(self, request_id: str, chosen: torch.Tensor) -> Loads:
         """What the request reads; ``chosen`` are the tokens that it computes, int64 (N,)."""
         if request_id not in self._by_request:
-            self._by_request[request_id] = Loads(self.store, self._thread, chosen)
+            self._by_request[request_id] = Loads(self, chosen)
         return self._by_request[request_id]
 
     def drop(self, request_id: str) -> None:
@@ -118,9 +174,8 @@ class Loads:
     On a GPU layers come on a stream of their own; that was never run on one.
     """
 
-    def __init__(self, store: Store, thread: ThreadPoolExecutor, chosen: torch.Tensor) -> None:
-        self._store = store
-        self._thread = thread
+    def __init__(self, templates: Templates, chosen: torch.Tensor) -> None:
+        self._templates = templates
         self._chosen = chosen
         self._device = chosen.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -134,7 +189,26 @@ class Loads:
         if self._units.get(place, ()) is None:  # by now it may be
             self._drop_ahead()
             del self._units[place]
-        return self._thread.submit(self._found, place).result() is not None
+        return self._templates.thread.submit(self._found, place).result() is not None
+
+    def num_full_blocks(self, place: Place, full_s: float | None, layers: Sequence[int]) -> int:
+        """With how many leading blocks a step of a place that is there is fastest; ``layers`` are those of each.
+
+        ``full_s`` is what a step takes that computes all tokens.
+        """
+        if (planned := self._templates.num_full_blocks) is not None:
+            return planned
+        passes, s_per_byte = self._units[place], self._templates.pace.load_s_per_byte
+        if passes is None or full_s is None or s_per_byte is None:
+            return 0
+        num_layers, num_tokens = len(passes[0][0]), passes[0][0].shape[2]
+        layer_s = full_s / (len(passes) * num_layers)
+        share = len(self._chosen) / num_tokens
+        num_bytes = (1 - share) * len(place.heads) * passes[0][0][0].nbytes
+        found = leading_full_layers(
+            num_layers, share * layer_s, layer_s, num_bytes * s_per_byte, self._templates.num_ahead
+        )
+        return bisect_left(list(accumulate(layers, initial=0)), found)
 
     def prediction(
         self, place: Place, next_place: Place | None, full: FullBlocks = NO_FULL_BLOCKS
@@ -150,7 +224,7 @@ class Loads:
         if not self._ahead or self._ahead[0][0] != expected:  # nothing of it is on its way
             self._drop_ahead()
             self._upcoming = _items(place, passes, full)
-        if next_place is not None:
+        if next_place is not None and self._templates.crosses_steps:
             self._upcoming = chain(self._upcoming, _items(next_place, passes, full))
         for known in list(self._units):
             if known not in (place, next_place):
@@ -159,8 +233,8 @@ class Loads:
         return FromTemplate(layer_of, tokens.chosen, tokens.on_device, full.num_blocks, full.degree)
 
     def _layer(self, place: Place, degree: int, pass_: int, layer: int) -> Layer:
-        while len(self._ahead) <= LAYERS_AHEAD and (item := next(self._upcoming, None)) is not None:
-            self._ahead.append((item, self._thread.submit(self._load, *item)))
+        while len(self._ahead) <= self._templates.num_ahead and (item := next(self._upcoming, None)) is not None:
+            self._ahead.append((item, self._templates.thread.submit(self._load, *item)))
         item, future = self._ahead.popleft()
         assert item == (place, pass_, layer, degree), f"{item} is loaded where {place}, {pass_}, {layer} is due"
         loaded = future.result()
@@ -191,7 +265,11 @@ class Loads:
         if place not in self._units:
             passes: Passes | None = []
             for branch in place.branches:
-                units = [values for unit in place.units(branch) if (values := self._store.get(unit)) is not None]
+                units = [
+                    values
+                    for unit in place.units(branch)
+                    if (values := self._templates.store.get(unit)) is not None
+                ]
                 if passes is not None:
                     passes = [*passes, units] if len(units) == len(place.heads) else None
             self._units[place] = passes
@@ -201,14 +279,16 @@ class Loads:
         """Rows of tokens that are not computed are gathered on the host: the fewer, the less there is to copy."""
         if (passes := self._found(place)) is None:
             return None
-        rows = self._tokens[degree].others
+        rows, pace = self._tokens[degree].others, self._templates.pace
+        start_s, event = time.perf_counter(), None
         values = torch.stack([unit[layer].index_select(1, rows) for unit in passes[pass_]], dim=2).unsqueeze(1)
-        if self._stream is None:
-            return Loaded(values, None)
-        with torch.cuda.stream(self._stream):
-            values = values.pin_memory().to(self._device, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                values = values.pin_memory().to(self._device, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+            event.synchronize()  # this thread has nothing else to do
+        pace.load_s_per_byte = (time.perf_counter() - start_s) / max(values.nbytes, 1)
         return Loaded(values, event)
 
 
@@ -231,6 +311,33 @@ class Loaded(NamedTuple):
 
     values: torch.Tensor
     event: torch.cuda.Event | None
+
+
+def leading_full_layers(
+    num_layers: int, cached_s: float, full_s: float, load_s: float, num_ahead: int, num_steps: int = 4
+) -> int:
+    """How many first layers of a step should compute all tokens, each ``full_s``, so that it takes least time.
+
+    Others take ``cached_s`` once they are loaded, one after the other, ``load_s`` each and at most ``num_ahead``
+    before they are used, also from one step to the next: of ``num_steps`` the last one counts.
+    """
+
+    def step_s(num_full: int) -> float:
+        now_s = loaded_s = 0.0
+        used_s: list[float] = []
+        ends_s = [0.0]
+        for _ in range(num_steps):
+            now_s += num_full * full_s
+            for _ in range(num_layers - num_full):
+                room_s = used_s[-num_ahead - 1] if len(used_s) > num_ahead else 0.0
+                loaded_s = max(loaded_s, room_s) + load_s
+                now_s = max(now_s, loaded_s)
+                used_s.append(now_s)
+                now_s += cached_s
+            ends_s.append(now_s)
+        return ends_s[-1] - ends_s[-2]
+
+    return min(range(num_layers + 1), key=step_s)
 
 
 def _items(place: Place, passes: Passes, full: FullBlocks) -> Iterator[Item]:

@@ -1,0 +1,169 @@
+"""What a step costs that computes the tokens under a mask only, and what waits for what it loads.
+
+Tiny models in float32 on one CPU rank, 768 x 768 pixels, all steps of all kinds in turns. The second table is with
+keys and values that come from a slower place than this machine's memory: each layer's take as long as at the
+bandwidth that is given, beside what is computed. Run as `python -m benchmarks.masked_steps`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.stats import linregress  # type: ignore[import-untyped]
+
+from gfdit.adapters.testing import AdapterKit, ForkServer, KitRequest
+from gfdit.adapters.tiny_models import TinyModelSpec, build
+from gfdit.cli.provenance import provenance, source_lines, write_report
+
+FAMILIES = ("flux", "qwen-image", "sd3")
+RATIOS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+SIDE = 768
+STEPS = 4
+MODEL = TinyModelSpec(num_layers=6, num_heads=4, head_dim=64)
+HEAD = (
+    "Milliseconds of a step (10th percentile) by the share of tokens under the mask; `full` computes all tokens.",
+    "",
+    "| family | full | " + " | ".join(f"{ratio:g}" for ratio in RATIOS) + " | R² | .1 to full |",
+    "|---|---|" + "---|" * (len(RATIOS) + 2),
+)
+LOADING = (
+    "Milliseconds of a step at mask ratio {ratio:g}, where loading all layers takes {share:g} of a full step:",
+    "all tokens computed; all layers loaded first; each while the one before is computed, not across steps; as",
+    "gfdit does, {ahead} layers on their way and so many leading blocks in full; and if nothing had to be loaded.",
+    "",
+    "| family | no cache | naive | block by block | gfdit | leading blocks | ideal |",
+    "|---|---|---|---|---|---|---|",
+)
+#: Of how long all layers' loading takes, in full steps.
+LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 4
+
+
+class HostStore(dict[Any, torch.Tensor]):
+    """In this process' memory."""
+
+    def put(self, unit: Any, values: torch.Tensor) -> None:
+        self[unit] = values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5, help="requests of each kind")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    args = parser.parse_args()
+    report = provenance(sys.argv)
+    report["command"] = report["command"].replace("benchmarks/masked_steps.py", "-m benchmarks.masked_steps")
+    here = importlib.import_module("benchmarks.masked_steps")
+    found: dict[str, Any] = {}
+    with ForkServer() as server, tempfile.TemporaryDirectory() as folder:
+        for family in args.families:
+            model = Path(folder) / family
+            server.run(build, family, model, MODEL)
+            with AdapterKit(model, 1, fork_server=server, comm_timeout_s=600) as kit:
+                (steps,) = kit.on_ranks(here.measure, family, args.repeat)
+                (loads,) = kit.on_ranks(here.measure_loading, family, args.repeat)
+            fit = linregress(RATIOS, [steps[str(ratio)] for ratio in RATIOS])
+            found[family] = {"steps_s": steps, "r_squared": fit.rvalue**2, "loading_s": loads}
+            print(_row(family, found[family]), _loading_row(family, found[family]), sep="\n", flush=True)
+    report["families"] = found
+    text = ["# Steps of edits under a mask", "", *source_lines(report), "", *HEAD]
+    text += [_row(family, each) for family, each in found.items()]
+    about = {"ratio": LOAD_RATIO, "share": LOAD_SHARE, "ahead": AHEAD}
+    text += ["", *(line.format(**about) for line in LOADING)]
+    text += [_loading_row(family, each) for family, each in found.items()]
+    write_report(args.out, "masked_steps", report, "\n".join([*text, ""]))
+
+
+def _row(family: str, found: dict[str, Any]) -> str:
+    steps = found["steps_s"]
+    cells = " | ".join(f"{1e3 * steps[name]:.0f}" for name in ("full", *map(str, RATIOS)))
+    return f"| {family} | {cells} | {found['r_squared']:.4f} | {steps['0.1'] / steps['full']:.2f} |"
+
+
+def _loading_row(family: str, found: dict[str, Any]) -> str:
+    loading = found["loading_s"]
+    times = {name: f"{1e3 * seconds:.0f}" for name, seconds in loading.items() if name != "leading blocks"}
+    first = " | ".join(times[name] for name in ("no cache", "naive", "block by block", "gfdit"))
+    return f"| {family} | {first} | {loading['leading blocks']} | {times['ideal']} |"
+
+
+# In the rank's process
+
+
+def edit_of(family: str, ratio: float, mode: str, **options: Any) -> KitRequest:
+    """A mask of whole rows of tokens."""
+    rows = round(ratio * SIDE / 16)
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    mask[: 16 * rows] = 255
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (8, 8, 3), np.uint8)).resize((SIDE, SIDE))
+    given = {"multi_modal_data": {"image": image, "mask_image": Image.fromarray(mask)}}
+    sampling = {"strength": 1.0, "extra_args": {"gfdit": {"edit": {"mode": mode, **options}}}}
+    request = KitRequest(SIDE, SIDE, steps=STEPS, max_sequence_length=64, sampling=sampling, prompt_fields=given)
+    return request.but(guidance_scale=1.0) if family == "sd3" else request
+
+
+def measure(executor: Any, family: str, repeat: int) -> dict[str, float]:
+    """Seconds by mask ratio, and of full steps."""
+    from benchmarks.forward_cost import run
+    from gfdit.adapters.forward.templates import Templates
+
+    executor.adapter.templates = Templates(HostStore())
+    run(executor, edit_of(family, 1.0, "record"), copies=False)
+    kinds = {"full": edit_of(family, 1.0, "exact")}
+    kinds |= {str(ratio): edit_of(family, ratio, "cached") for ratio in RATIOS}
+    return {name: seconds for name, seconds in _in_turns(executor, run, kinds, repeat).items()}
+
+
+def measure_loading(executor: Any, family: str, repeat: int) -> dict[str, float]:
+    """Seconds of a step by how its layers are loaded."""
+    from benchmarks.forward_cost import run
+    from gfdit.adapters.forward.templates import Loads
+
+    templates, load = executor.adapter.templates, Loads._load
+    full, cached = edit_of(family, 1.0, "exact"), edit_of(family, LOAD_RATIO, "cached")
+    none_s = _in_turns(executor, run, {"no cache": full, "ideal": cached}, repeat)
+    num_layers = next(iter(templates.store.values())).shape[0]
+    layer_s = LOAD_SHARE * none_s["no cache"] / num_layers
+
+    def slow(self: Any, *item: Any) -> Any:
+        start_s = time.perf_counter()
+        loaded = load(self, *item)
+        time.sleep(max(0.0, start_s + layer_s - time.perf_counter()))
+        return loaded
+
+    Loads._load = slow  # type: ignore[method-assign, assignment]
+    try:
+        found = dict(none_s)
+        for name, num_ahead, crosses in (("naive", 0, False), ("block by block", 1, False)):
+            templates.num_ahead, templates.crosses_steps = num_ahead, crosses
+            templates.num_full_blocks = 0
+            found |= _in_turns(executor, run, {name: cached}, repeat)
+        templates.num_ahead, templates.crosses_steps, templates.num_full_blocks = AHEAD, True, None
+        found |= _in_turns(executor, run, {"gfdit": cached}, repeat + 1)
+        return found | {"leading blocks": templates.pace.num_full_blocks}
+    finally:
+        Loads._load = load  # type: ignore[method-assign]
+
+
+def _in_turns(executor: Any, run: Any, kinds: dict[str, KitRequest], repeat: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(repeat + 1):
+        for name, request in kinds.items():
+            steps, _ = run(executor, request, copies=False)
+            if number:  # the first one warms up
+                seconds[name] += steps[1:]
+    return {name: statistics.quantiles(each, n=10)[0] for name, each in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()
