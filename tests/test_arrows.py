@@ -29,7 +29,7 @@ def _arrows(ours: str, outside: str | None, **rest: object) -> Arrows:
     return Arrows(frozenset(ours.split()), None if outside is None else frozenset(outside.split()), **rest)  # type: ignore[arg-type]
 
 
-ALL = "core policies sim comm kernels migration adapters runtime omni observe cli workflow"
+ALL = "core policies sim comm kernels migration adapters runtime omni observe cli workflow templates"
 ARROWS = {
     "__init__": _arrows("", ""),
     "core": _arrows("", "msgspec", forbidden_stdlib=EFFECTS),
@@ -41,6 +41,8 @@ ARROWS = {
     "comm": _arrows("kernels", "torch triton numpy"),
     "kernels": _arrows("comm", "torch triton numpy"),
     "migration": _arrows("core comm", "torch numpy"),
+    # Keys and values of templates, which any process of a host may open: no engine, no network.
+    "templates": _arrows("", "torch numpy"),
     "adapters": _arrows("core comm migration workflow", None, may_import_vllm=True),
     # The test kit runs an adapter where it will run, so it stands on top of everything; nothing stands on it.
     "adapters.testing": _arrows(ALL, None, may_import_vllm=True),
