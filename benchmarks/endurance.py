@@ -47,8 +47,10 @@ MAX_GROWTH = 0.05
 LITTLE = {"MB": 4.0, "": 2.0}
 MB = 1 << 20
 # The RSS of a worker rises and falls with what it keeps of freed memory. It is to stay below what it is with
-# nothing kept, and this: what may be kept, and what one task works with.
-ABOVE_MB = KEPT_BYTES / MB + 512.0
+# nothing kept and with what it works with, and this: what may be kept, which is looked at now and then.
+ABOVE_MB = KEPT_BYTES / MB + 256.0
+MOST_IN_USE = "most in use by malloc"
+WATCH_EVERY_S = 0.02
 WITH_NOTHING_KEPT = "own memory with nothing kept"
 NUM_LOOKS = 12  # at what is left with nothing kept
 # Of what is mapped, pages are resident once they were touched: at most all of them.
@@ -120,10 +122,11 @@ def judge(all_series: dict[str, Series], run_s: float) -> dict[str, dict[str, An
     for name, series in all_series.items():
         found, (process, _, quantity) = growth(series, run_s), name.partition(": ")
         verdict = "flat" if found.flat else "grows"
-        if quantity in ("PSS", "kept of what was freed", MAPPED, ARTIFACTS):
+        if quantity in ("PSS", "kept of what was freed", MAPPED, ARTIFACTS, MOST_IN_USE):
             verdict = ""
         elif quantity == "RSS" and (with_nothing_kept := all_series.get(f"{process}: {WITH_NOTHING_KEPT}")):
-            limit = with_nothing_kept.values[-1] + all_series[f"{process}: {MAPPED}"].values[-1] + ABOVE_MB
+            own = [all_series[f"{process}: {name}"].values for name in (MAPPED, MOST_IN_USE)]
+            limit = with_nothing_kept.values[-1] + own[0][-1] + max(own[1]) - min(own[1]) + ABOVE_MB
             verdict = f"{'below' if max(series.values) <= limit else 'above'} {limit:.0f}"
         numbers = {key: round(value, 2) for key, value in asdict(found).items()}
         judged[name] = {"unit": series.unit, "verdict": verdict, **numbers, "by_minute": series.by_minute()}
@@ -138,6 +141,8 @@ def is_good(report: dict[str, Any]) -> bool:
 class Extension:
     """Mixed into the workers (vLLM-Omni's ``worker_extension_cls``)."""
 
+    _watched: Any = None
+
     def python_caches(self) -> Caches:
         found = {}
         for module in list(sys.modules.values()):
@@ -147,6 +152,20 @@ class Extension:
                         info = value.cache_info()
                         found[f"{value.__module__}.{value.__qualname__}"] = info.currsize, info.maxsize
         return found
+
+    def most_in_use(self) -> int:
+        """Bytes that malloc had given out at most since this was asked before; the first time, from now on."""
+        if self._watched is None:
+            self._watched = [0]
+            threading.Thread(target=self._watch, daemon=True).start()
+        most, self._watched[0] = self._watched[0], 0
+        return most or FreedMemory().measure().in_use_bytes
+
+    def _watch(self) -> None:
+        memory = FreedMemory()
+        while True:
+            self._watched[0] = max(self._watched[0], memory.measure().in_use_bytes)
+            time.sleep(WATCH_EVERY_S)
 
     def resident_with_nothing_kept(self) -> tuple[int, int]:
         """Bytes of its own, and of what is mapped: files and what ranks share, as far as they were touched."""
@@ -205,6 +224,8 @@ class Sampler:
         for rank, memory in enumerate(await self._call("gfdit_memory")):
             self._add(f"worker {rank}: in use by malloc", "MB", memory["in_use_bytes"] / MB)
             self._add(f"worker {rank}: kept of what was freed", "MB", memory["kept_bytes"] / MB)
+        for rank, most_bytes in enumerate(await self._call("most_in_use")):
+            self._add(f"worker {rank}: {MOST_IN_USE}", "MB", most_bytes / MB)
         for rank, artifacts in enumerate(await self._call("gfdit_artifacts")):
             self._add(f"worker {rank}: {ARTIFACTS}", "", len(artifacts))
         self._add("files in the run folder", "", sum(1 for _ in self._run_dir.rglob("*")))
@@ -424,7 +445,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"mean of the last third gains on that of the one before, are at most {allowed}.",
         "The RSS of workers rises and falls with what they keep of freed memory. It is to be flat with nothing",
         f"kept and no garbage, which is looked at {NUM_LOOKS} times when nothing runs, and never to be more than",
-        f"{ABOVE_MB:.0f} MB above that and what is mapped: what may be kept, and room for a task. Not judged:",
+        f"{ABOVE_MB:.0f} MB above that, what is mapped and what tasks worked with: what may be kept. Not judged:",
         "what is mapped, whose pages are resident once they were touched, so that it ends at the size of that;",
         "artifacts while requests run; and PSS, which changes when others begin and end that share pages.",
         "",

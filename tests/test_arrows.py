@@ -43,7 +43,7 @@ ARROWS = {
     "migration": _arrows("core comm", "torch numpy"),
     # Keys and values of templates, which any process of a host may open: no engine, no network.
     "templates": _arrows("", "torch numpy"),
-    "adapters": _arrows("core comm migration workflow", None, may_import_vllm=True),
+    "adapters": _arrows("core comm migration workflow templates", None, may_import_vllm=True),
     # The test kit runs an adapter where it will run, so it stands on top of everything; nothing stands on it.
     "adapters.testing": _arrows(ALL, None, may_import_vllm=True),
     "runtime": _arrows("core comm migration adapters observe", None),

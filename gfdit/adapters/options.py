@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
+
+from gfdit.templates.budget import Precision
 
 FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp", "workflow", "inputs", "edit")
 EDIT_MODES = ("exact", "own", "cached", "record")
@@ -34,6 +36,7 @@ class EditOptions:
     template_seed: int = 0
     template_prompt: str | None = None
     steps: tuple[int, ...] | None = None
+    precision: Precision = "as is"
 
     @classmethod
     def parse(cls, value: Any) -> EditOptions:
@@ -53,6 +56,10 @@ class EditOptions:
         _check(_is_count(last), "edit.full_last", "an integer of at least 0", last)
         _check(_is_integer(seed) and 0 <= seed < 2**63, "edit.template_seed", "an integer of at least 0", seed)
         _check(prompt is None or isinstance(prompt, str), "edit.template_prompt", "a text", prompt)
+        precisions = get_args(Precision)
+        _check(
+            options.precision in precisions, "edit.precision", f"one of {', '.join(precisions)}", options.precision
+        )
         if steps is not None:
             are_steps = isinstance(steps, (list, tuple)) and len(steps) > 0 and all(map(_is_count, steps))
             _check(are_steps, "edit.steps", "a list of numbers of steps", steps)

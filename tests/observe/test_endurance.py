@@ -16,6 +16,7 @@ from benchmarks.endurance import (
     ABOVE_MB,
     MAPPED,
     MAX_GROWTH,
+    MOST_IN_USE,
     WITH_NOTHING_KEPT,
     Series,
     grown,
@@ -66,8 +67,8 @@ def test_the_line_is_the_least_squares_line() -> None:
 @pytest.mark.parametrize(
     ("value_at", "verdict"),
     [
-        (lambda share: 900.0 + (ABOVE_MB - 10) * (share * 20 % 1), f"below {900 + ABOVE_MB:.0f}"),
-        (lambda share: 900.0 + (ABOVE_MB + 10) * (share > 0.5), f"above {900 + ABOVE_MB:.0f}"),
+        (lambda share: 940.0 + (ABOVE_MB - 10) * (share * 20 % 1), f"below {940 + ABOVE_MB:.0f}"),
+        (lambda share: 940.0 + (ABOVE_MB + 10) * (share > 0.5), f"above {940 + ABOVE_MB:.0f}"),
     ],
     ids=["bounded", "not bounded"],
 )
@@ -76,8 +77,9 @@ def test_a_worker_may_keep_so_much_and_no_more(value_at: Callable[[float], float
     times_s = [600.0, 1200.0, 1800.0]
     nothing_kept = Series(f"worker 0: {WITH_NOTHING_KEPT}", "MB", times_s, [780.0, 795.0, 800.0])
     mapped = Series(f"worker 0: {MAPPED}", "MB", times_s, [40.0, 90.0, 100.0])
+    in_use = Series(f"worker 0: {MOST_IN_USE}", "MB", times_s, [300.0, 340.0, 320.0])
     rss = of(value_at, "worker 0: RSS")
-    judged = judge({series.name: series for series in (nothing_kept, mapped, rss)}, RUN_S)
+    judged = judge({series.name: series for series in (nothing_kept, mapped, in_use, rss)}, RUN_S)
     assert judged["worker 0: RSS"]["verdict"] == verdict and not judged[mapped.name]["verdict"]
     assert judged[nothing_kept.name]["verdict"] == "flat"
     assert is_good({"unexpected": [], "series": judged}) == verdict.startswith("below")

@@ -371,15 +371,16 @@ class ForwardAdapter(EngineHalf):
         assert self.templates is not None, "the engine refuses to record without a store"
         conditioning = call.inputs[0]
         request, number = conditioning["request"], call.task.step_index
-        steps = edit_options_of(request).steps
-        step = number if steps is None else steps[number]
+        options = edit_options_of(request)
+        step = number if options.steps is None else options.steps[number]
         run = self._begin(request, conditioning["mode"], conditioning["log"], only_step=step)
         try:
             run.advance()
             with self._timed(run):
                 run.prediction = recording = Recording()
                 run.advance()
-            self.templates.record(self._place(run, template_of(request, self.od_config), step), recording)
+            place = self._place(run, template_of(request, self.od_config), step)
+            self.templates.record(place, recording, options.precision)
         finally:
             run.end()
 

@@ -7,7 +7,6 @@ reads those it has under another one.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -15,63 +14,50 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
+from gfdit.templates import Reading, TemplateKey, TemplateStore, Unit, UnitKey, gather, scales_of
+from gfdit.templates.budget import Precision
 
 #: Kinds of steps and layers whose time is remembered.
 MAX_KINDS = 1000
 
 
-class Unit(NamedTuple):
-    """What one head of one branch of guidance keeps in one step: (layers, 2, S, D), keys and values."""
-
-    template: str
-    step: int
-    branch: int
-    head: int
-
-
-class Store(Protocol):
-    def get(self, unit: Unit) -> torch.Tensor | None: ...
-
-    def put(self, unit: Unit, values: torch.Tensor) -> None: ...
-
-
-def template_of(request: Any, od_config: Any) -> str:
-    """A digest of all that keys and values of a template depend on; of vLLM-Omni's request and configuration."""
+def template_of(request: Any, od_config: Any) -> TemplateKey:
+    """Of all that keys and values of a template depend on; of vLLM-Omni's request and configuration."""
     fields, sampling = dict(request.prompt), request.sampling_params
     options = edit_options_of(request)
     image = fields["multi_modal_data"]["image"]
     images = image if isinstance(image, list) else [image]
+    prompt = fields.get("prompt") if options.template_prompt is None else options.template_prompt
     lora = sampling.lora_request
     extra = {name: value for name, value in (sampling.extra_args or {}).items() if name != "gfdit"}
-    prompt = fields.get("prompt") if options.template_prompt is None else options.template_prompt
-    parts = (
-        [str(getattr(od_config, name, None)) for name in ("model", "revision", "dtype", "quantization_config")],
-        [(one.size, hashlib.blake2b(one.convert("RGB").tobytes()).hexdigest()) for one in images],
-        (prompt, fields.get("negative_prompt"), options.template_seed),
-        (sampling.height, sampling.width, sampling.num_inference_steps, sampling.sigmas),
-        (sampling.guidance_scale, sampling.max_sequence_length, sorted(map(repr, extra.items()))),
-        None if lora is None else (lora.lora_name, lora.lora_path, sampling.lora_scale),
+    return TemplateKey.of(
+        image=[(one.size, one.convert("RGB").tobytes()) for one in images],
+        model=[str(od_config.model), str(od_config.revision), str(od_config.dtype)],
+        size=(sampling.width, sampling.height),
+        sigmas=(sampling.num_inference_steps, sampling.sigmas),
+        prompts=(prompt, fields.get("negative_prompt"), sampling.max_sequence_length),
+        guidance=sampling.guidance_scale,
+        noise=options.template_seed,
+        lora=None if lora is None else (lora.lora_name, lora.lora_path, sampling.lora_scale),
+        quantisation=str(od_config.quantization_config),
+        others=sorted(map(repr, extra.items())),
     )
-    return hashlib.blake2b(repr(parts).encode(), digest_size=20).hexdigest()
 
 
 class Place(NamedTuple):
     """Which part of a template this rank has to do with in a step."""
 
-    template: str
+    template: TemplateKey
     step: int
     #: Of guidance, in the order of this rank's passes.
     branches: tuple[int, ...]
     heads: tuple[int, ...]
-
-    def units(self, branch: int) -> list[Unit]:
-        return [Unit(self.template, self.step, branch, head) for head in self.heads]
 
 
 class FullBlocks(NamedTuple):
@@ -137,9 +123,11 @@ class Pace:
 class Templates:
     """One per rank."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: TemplateStore) -> None:
         self.store = store
         self.thread = ThreadPoolExecutor(1, "gfdit-templates")
+        self._writer = ThreadPoolExecutor(1, "gfdit-recordings")
+        self._written: Future[None] | None = None
         self._by_request: dict[str, Loads] = {}
         #: Leading blocks that compute all tokens; None: as many as steps are fastest with.
         self.num_full_blocks: int | None = None
@@ -157,15 +145,30 @@ class Templates:
 
     def drop(self, request_id: str) -> None:
         """Any thread may call this."""
-        self._by_request.pop(request_id, None)
+        if (loads := self._by_request.pop(request_id, None)) is not None:
+            self.thread.submit(loads.close)
 
-    def record(self, place: Place, recording: Recording) -> None:
-        """Put what a pass over the template has shown."""
-        for branch, layers in zip(place.branches, recording.passes, strict=True):
-            # (layers, 2, S, H, D), of the first image: they are all the same.
-            values = torch.stack([torch.stack((key[0], value[0])) for key, value in layers])
-            for number, unit in enumerate(place.units(branch)):
-                self.store.put(unit, values[..., number, :].cpu().contiguous())
+    def record(self, place: Place, recording: Recording, precision: Precision) -> None:
+        """Have what a pass over the template has shown written; waits for the one before."""
+        # (layers, 2, S, H, D) of each branch, of the first image: all are the same.
+        passes = [
+            torch.stack([torch.stack((key[0], value[0])) for key, value in layers]).cpu()
+            for layers in recording.passes
+        ]
+        self.flush()
+        self._written = self._writer.submit(self._write, place, passes, precision)
+
+    def flush(self) -> None:
+        """Until all that was recorded is kept, or refused."""
+        if self._written is not None:
+            self._written.result()
+
+    def _write(self, place: Place, passes: list[torch.Tensor], precision: Precision) -> None:
+        for branch, values in zip(place.branches, passes, strict=True):
+            for number, head in enumerate(place.heads):
+                key = UnitKey(place.template, place.step, branch, head)
+                self.store.put(key, values[..., number, :].contiguous(), precision)
+        self.store.save(place.template)
 
 
 class Loads:
@@ -179,6 +182,7 @@ class Loads:
         self._chosen = chosen
         self._device = chosen.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._reading: Reading | None = None
         self._units: dict[Place, Passes | None] = {}
         self._tokens: dict[int, Tokens] = {}
         self._upcoming: Iterator[Item] = iter(())
@@ -201,10 +205,10 @@ class Loads:
         passes, s_per_byte = self._units[place], self._templates.pace.load_s_per_byte
         if passes is None or full_s is None or s_per_byte is None:
             return 0
-        num_layers, num_tokens = len(passes[0][0]), passes[0][0].shape[2]
+        num_layers, _, num_tokens, _ = passes[0][0].values.shape
         layer_s = full_s / (len(passes) * num_layers)
         share = len(self._chosen) / num_tokens
-        num_bytes = (1 - share) * len(place.heads) * passes[0][0][0].nbytes
+        num_bytes = (1 - share) * len(place.heads) * passes[0][0].values[0].nbytes
         found = leading_full_layers(
             num_layers, share * layer_s, layer_s, num_bytes * s_per_byte, self._templates.num_ahead
         )
@@ -216,7 +220,7 @@ class Loads:
         """Of a place that is there. ``next_place`` may be what comes next."""
         passes = self._units[place]
         assert passes is not None, "the caller has asked"
-        num_tokens = passes[0][0].shape[2]
+        num_tokens = passes[0][0].values.shape[2]
         if num_tokens % full.degree or self._tokens_of(num_tokens, full.degree).others.numel() == 0:
             full = NO_FULL_BLOCKS
         tokens = self._tokens_of(num_tokens, full.degree)
@@ -239,10 +243,21 @@ class Loads:
         assert item == (place, pass_, layer, degree), f"{item} is loaded where {place}, {pass_}, {layer} is due"
         loaded = future.result()
         assert loaded is not None, "what was found stays"
+        values = loaded.values
         if loaded.event is not None:
             torch.cuda.current_stream(self._device).wait_event(loaded.event)
-            loaded.values.record_stream(torch.cuda.current_stream(self._device))
-        return loaded.values[0], loaded.values[1]
+            values.record_stream(torch.cuda.current_stream(self._device))
+        if loaded.scales is not None:
+            values = values.float() * loaded.scales.to(self._device)
+        key, value = values.unbind(1)
+        return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+
+    def close(self) -> None:
+        """On the thread."""
+        self._drop_ahead()
+        self._units.clear()
+        if self._reading is not None:
+            self._reading.close()
 
     def _drop_ahead(self) -> None:
         self._ahead.clear()
@@ -263,37 +278,35 @@ class Loads:
 
     def _found(self, place: Place) -> Passes | None:
         if place not in self._units:
-            passes: Passes | None = []
-            for branch in place.branches:
-                units = [
-                    values
-                    for unit in place.units(branch)
-                    if (values := self._templates.store.get(unit)) is not None
-                ]
-                if passes is not None:
-                    passes = [*passes, units] if len(units) == len(place.heads) else None
-            self._units[place] = passes
+            if self._reading is None:
+                self._reading = self._templates.store.reading(place.template)
+            found = [self._reading.heads(place.step, branch, place.heads) for branch in place.branches]
+            passes = [units for units in found if units is not None]
+            self._units[place] = passes if len(passes) == len(found) else None
         return self._units[place]
 
     def _load(self, place: Place, pass_: int, layer: int, degree: int) -> Loaded | None:
         """Rows of tokens that are not computed are gathered on the host: the fewer, the less there is to copy."""
         if (passes := self._found(place)) is None:
             return None
-        rows, pace = self._tokens[degree].others, self._templates.pace
-        start_s, event = time.perf_counter(), None
-        values = torch.stack([unit[layer].index_select(1, rows) for unit in passes[pass_]], dim=2).unsqueeze(1)
-        if self._stream is not None:
+        units, rows, start_s = passes[pass_], self._tokens[degree].others, time.perf_counter()
+        shape = (1, len(units), 2, len(rows), units[0].values.shape[-1])
+        on_gpu, event = self._stream is not None, None
+        values = torch.empty(shape, dtype=units[0].values.dtype, pin_memory=on_gpu)
+        values = gather(units, rows, blocks=range(layer, layer + 1), out=values)[0]
+        if on_gpu:
             with torch.cuda.stream(self._stream):
-                values = values.pin_memory().to(self._device, non_blocking=True)
+                values = values.to(self._device, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
             event.synchronize()  # this thread has nothing else to do
-        pace.load_s_per_byte = (time.perf_counter() - start_s) / max(values.nbytes, 1)
-        return Loaded(values, event)
+        self._templates.pace.load_s_per_byte = (time.perf_counter() - start_s) / max(values.nbytes, 1)
+        scales = scales_of(units)
+        return Loaded(values, None if scales is None else scales[layer], event)
 
 
-#: By pass and head, what :class:`Unit` says.
-Passes = list[list[torch.Tensor]]
+#: By pass and head.
+Passes = list[list[Unit]]
 #: A layer of a pass, as a degree splits its tokens.
 Item = tuple[Place, int, int, int]
 
@@ -307,9 +320,10 @@ class Tokens(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """``values`` (2, 1, S - N, H, D) are there once ``event`` is."""
+    """``values`` (H, 2, S - N, D) are there once ``event`` is; to be multiplied by ``scales`` (H, 2, 1, 1)."""
 
     values: torch.Tensor
+    scales: torch.Tensor | None
     event: torch.cuda.Event | None
 
 
@@ -342,5 +356,5 @@ def leading_full_layers(
 
 def _items(place: Place, passes: Passes, full: FullBlocks) -> Iterator[Item]:
     for number, units in enumerate(passes):
-        for layer in range(full.num_layers, len(units[0])):
+        for layer in range(full.num_layers, len(units[0].values)):
             yield place, number, layer, full.degree
