@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
