@@ -54,6 +54,7 @@ class Place:
         self._limit_bytes, self._else, self._before_evicting = limit_bytes, else_, before_evicting
         self._broken, self._full = Outages(on_message, retry_s), Outages(on_message, retry_s)
         self._tier: TierFolder | None = None
+        self.to_read()
 
     def to_read(self) -> TierFolder | None:
         """None while it cannot be opened at all."""

@@ -16,8 +16,8 @@ from gfdit.templates import TemplateKey, TemplateStore, Unit, UnitKey
 BLOCKS, TOKENS, HEAD_SIZE, HEADS = 2, 6, 8, 2
 #: Of a file with a unit of the shape above in float32: a page and the values.
 FILE_BYTES = 4096 + BLOCKS * 2 * TOKENS * HEAD_SIZE * 4
-#: What the store does to files, in ``os``.
-CALLS = ("open", "write", "ftruncate", "rename", "unlink", "mkdir", "rmdir", "utime", "listdir", "close", "stat")
+#: What changes files, in ``os``: between two of these it does not matter when a process ends.
+CALLS = ("open", "write", "ftruncate", "rename", "unlink", "mkdir", "rmdir", "utime")
 
 
 def template(name: object) -> TemplateKey:
