@@ -8,7 +8,9 @@ bandwidth that is given, beside what is computed. Run as `python -m benchmarks.m
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -17,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from scipy.stats import linregress  # type: ignore[import-untyped]
 
@@ -46,13 +47,6 @@ LOADING = (
 )
 #: Of how long all layers' loading takes, in full steps.
 LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 4
-
-
-class HostStore(dict[Any, torch.Tensor]):
-    """In this process' memory."""
-
-    def put(self, unit: Any, values: torch.Tensor) -> None:
-        self[unit] = values
 
 
 def main() -> None:
@@ -116,9 +110,13 @@ def measure(executor: Any, family: str, repeat: int) -> dict[str, float]:
     """Seconds by mask ratio, and of full steps."""
     from benchmarks.forward_cost import run
     from gfdit.adapters.forward.templates import Templates
+    from gfdit.templates import TemplateStore
 
-    executor.adapter.templates = Templates(HostStore())
+    folder = Path(tempfile.mkdtemp(prefix="gfdit-masked-steps-", dir="/dev/shm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    executor.adapter.templates = templates = Templates(TemplateStore(None, folder, host_bytes=8 << 30), 0)
     run(executor, edit_of(family, 1.0, "record"), copies=False)
+    templates.flush()
     kinds = {"full": edit_of(family, 1.0, "exact")}
     kinds |= {str(ratio): edit_of(family, ratio, "cached") for ratio in RATIOS}
     return {name: seconds for name, seconds in _in_turns(executor, run, kinds, repeat).items()}
@@ -128,11 +126,12 @@ def measure_loading(executor: Any, family: str, repeat: int) -> dict[str, float]
     """Seconds of a step by how its layers are loaded."""
     from benchmarks.forward_cost import run
     from gfdit.adapters.forward.templates import Loads
+    from gfdit.adapters.masked_tokens import blocks_of
 
     templates, load = executor.adapter.templates, Loads._load
     full, cached = edit_of(family, 1.0, "exact"), edit_of(family, LOAD_RATIO, "cached")
     none_s = _in_turns(executor, run, {"no cache": full, "ideal": cached}, repeat)
-    num_layers = next(iter(templates.store.values())).shape[0]
+    num_layers = sum(num_layers for _, num_layers in blocks_of(executor.runner.pipeline.transformer))
     layer_s = LOAD_SHARE * none_s["no cache"] / num_layers
 
     def slow(self: Any, *item: Any) -> Any:

@@ -41,14 +41,14 @@ from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
 from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
-from gfdit.observe.metrics import show_artifact_bytes, show_ranks
+from gfdit.observe.metrics import show_artifact_bytes, show_ranks, show_templates
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.recordings import Recordings
 from gfdit.omni.request_table import RequestTable
 from gfdit.omni.retryable import retryable
-from gfdit.omni.settings import Settings
+from gfdit.omni.settings import Settings, TemplateSettings
 from gfdit.omni.warm_up import OUT_OF_MEMORY, WarmUp
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
@@ -60,6 +60,8 @@ logger = init_logger(__name__)
 
 # From the end of a request to its result, which comes by another way.
 _RESULT_TIMEOUT_S = 10.0
+# Metrics of the template store.
+_COUNT_EVERY_S = 5.0
 
 
 class ElasticDiffusionEngine(DiffusionEngine):
@@ -83,9 +85,14 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self.workflows.limits = self.settings.limits
         self.adapter = make_adapter(od_config, self.num_ranks, self.settings.adapter, ring=self.settings.ring)
         self.adapter.limits = self.settings.limits
+        self.templates: TemplateSettings | None = None
         self.recordings: Recordings | None = None
         if isinstance(self.adapter, ForwardAdapter):
             self.adapter.trusts_plans = self.settings.trust_plans
+            if (templates := self.settings.make_templates()) is not None:
+                self.templates = templates
+                budget_bytes = self.settings.template_bytes
+                self.recordings = Recordings(templates.open(), self.adapter, self.num_ranks, budget_bytes)
         super()._init_process_hooks(od_config)
 
     def _resolve_execution_mode(self, od_config: OmniDiffusionConfig) -> DiffusionExecutionMode:
@@ -95,7 +102,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _init_executor(self, od_config: OmniDiffusionConfig) -> None:
         components = [] if self.workflows is None else self.workflows.workflows.components({})
-        self.executor = ElasticExecutor(od_config, self.settings, self.num_ranks, components)
+        self.executor = ElasticExecutor(od_config, self.settings, self.num_ranks, components, self.templates)
 
     def _init_scheduler(
         self, od_config: OmniDiffusionConfig, scheduler: Any = None, *args: Any, **kwargs: Any
@@ -111,6 +118,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self._completed: dict[str, float] = {}  # when that was said
         self._calls: dict[int, _RpcTask] = {}
         self._pauses: list[_RpcTask] = []
+        self._templates_call: int | None = None
+        self._templates_counted_s = 0.0
         self._num_alive = 0
         self._num_left = self.num_ranks  # ranks that serve, or will again
 
@@ -348,6 +357,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self._finish_pauses()
             self._fail_late_calls()
             self._fail_without_result()
+            self._count_templates()
         self._fail_pending_rpcs(RuntimeError("DiffusionEngine is shutting down."))
 
     def _fail(self, error: BaseException) -> None:
@@ -414,6 +424,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
             case msg.RanksServing(serving, gone):
                 show_ranks(self.num_ranks, serving)
                 self._num_left = self.num_ranks - len(gone)
+            case msg.CallDone(call_id) if call_id == self._templates_call:
+                self._templates_call = None
+                show_templates(self.executor.call_result(message, "gfdit_templates", None))
             case msg.CallDone(call_id):
                 if (task := self._calls.pop(call_id, None)) is not None:  # else it was given up
                     self._on_call_done(task, message)
@@ -505,6 +518,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_call_done(self, task: _RpcTask, done: msg.CallDone) -> None:
         with guarded(f"calling {task.method}", partial(_answer, task, None)):
             _answer(task, self.executor.call_result(done, task.method, task.unique_reply_rank))
+
+    def _count_templates(self) -> None:
+        if self.recordings is None or self._templates_call is not None:
+            return
+        if (now_s := time.monotonic()) > self._templates_counted_s + _COUNT_EVERY_S:
+            self._templates_counted_s = now_s
+            self._templates_call = self.executor.begin_call("gfdit_templates", (), {})
 
     def _fail_late_calls(self) -> None:
         """Give up waiting for answers; ranks that are still at it are the control process's affair."""

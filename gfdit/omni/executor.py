@@ -25,6 +25,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput
 from gfdit.adapters.batching import split_by_key
 from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.forward.self_test import self_test
+from gfdit.adapters.forward.templates import Templates
 from gfdit.adapters.forward.verdict import Signature, Verdicts
 from gfdit.adapters.registry import make_adapter, register_pipeline
 from gfdit.comm import GroupFreeComm
@@ -37,6 +38,7 @@ from gfdit.omni.artifact_store import ArtifactStore
 from gfdit.omni.compiled_blocks import num_compilations, num_graph_breaks
 from gfdit.omni.device_meter import DeviceMeter, reclaim_memory
 from gfdit.omni.runner import ElasticModelRunner
+from gfdit.omni.settings import TemplateSettings
 from gfdit.omni.step_graphs import StepGraphs
 from gfdit.omni.task_scope import TaskScope
 from gfdit.omni.warm_up import Item, WarmUp, WarmUpRun
@@ -59,6 +61,7 @@ class WorkerPayload:
     graph_bytes: int = 0
     verdicts: Verdicts | None = None
     workflows: tuple[str, ...] = ()
+    templates: TemplateSettings | None = None
 
 
 class OmniExecutor:
@@ -93,6 +96,8 @@ class OmniExecutor:
             self.adapter.verdicts = payload.verdicts
             self.adapter.refresh_caches = runner.refresh_caches
         self.adapter.bind(runner.pipeline, self.device)
+        if isinstance(self.adapter, ForwardAdapter) and payload.templates is not None:
+            self.adapter.templates = Templates(payload.templates.open(), payload.templates.full_blocks)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)
         if payload.graph_bytes and adapter.captures_steps:
@@ -280,6 +285,11 @@ class OmniExecutor:
     def gfdit_memory(self) -> dict[str, int]:
         """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
+
+    def gfdit_templates(self) -> dict[str, float]:
+        """See :meth:`gfdit.templates.TemplateStore.counters`; empty without a store."""
+        templates = getattr(self.adapter, "templates", None)
+        return {} if templates is None else templates.store.counters()
 
     def gfdit_compilations(self) -> dict[str, int]:
         """Graphs that torch has compiled in this process, and how often it had to end one before a block's end."""

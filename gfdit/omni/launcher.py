@@ -23,7 +23,7 @@ from gfdit.comm import create_heap
 from gfdit.core.components import Component
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
-from gfdit.omni.settings import Settings
+from gfdit.omni.settings import Settings, TemplateSettings
 from gfdit.omni.weights import fetch_weights
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
@@ -61,8 +61,10 @@ class ElasticExecutor(DiffusionExecutor):
         settings: Settings,
         num_ranks: int,
         components: Sequence[Component] = (),
+        templates: TemplateSettings | None = None,
     ) -> None:
         self.settings = settings
+        self.templates = templates
         self.components = list(components)
         self.num_ranks = num_ranks
         self._callbacks: list[Callable[[], None]] = []
@@ -84,6 +86,7 @@ class ElasticExecutor(DiffusionExecutor):
             self.settings.ring,
             graph_bytes=self.settings.graph_bytes,
             workflows=self.settings.workflows,
+            templates=self.templates,
         )
         payload_path = run_dir / "worker.pickle"
         payload_path.write_bytes(pickle.dumps(payload))
@@ -257,6 +260,8 @@ class ElasticExecutor(DiffusionExecutor):
             self.client.close()
         finally:
             self.heap.unlink()
+            if self.templates is not None:
+                self.templates.close()
 
     # vLLM-Omni's synchronous execution, which the elastic engine replaces
 

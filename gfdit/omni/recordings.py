@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm_omni.diffusion.request import OmniDiffusionRequest
@@ -18,6 +18,8 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.forward.templates import template_of
+from gfdit.templates import TemplateKey, TemplateStore, plan_budget
+from gfdit.templates.budget import Precision
 
 logger = init_logger(__name__)
 
@@ -28,23 +30,18 @@ RETRY_AFTER_S = 60.0
 _MAX_REMEMBERED = 10_000
 
 
-class Shelf(Protocol):
-    """What the engine asks the store."""
-
-    def has(self, template: str, step: int, branch: int, num_heads: int) -> bool: ...
-
-    def warm(self, template: str) -> None: ...
-
-
 class Recordings:
     """Those that are under way."""
 
-    def __init__(self, shelf: Shelf, adapter: ForwardAdapter, num_ranks: int) -> None:
-        self._shelf = shelf
+    def __init__(
+        self, store: TemplateStore, adapter: ForwardAdapter, num_ranks: int, template_bytes: int | None
+    ) -> None:
+        self.store = store
+        self._template_bytes = template_bytes
         self._adapter = adapter
         self._num_ranks = num_ranks
-        self._templates: dict[str, str] = {}  # by request id
-        self._recorded_s: OrderedDict[str, float] = OrderedDict()  # by template
+        self._templates: dict[str, TemplateKey] = {}  # by request id
+        self._recorded_s: OrderedDict[TemplateKey, float] = OrderedDict()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._templates
@@ -54,18 +51,33 @@ class Recordings:
         if edit_options_of(edit).mode != "cached":
             return []
         template = template_of(edit, self._adapter.od_config)
-        self._shelf.warm(template)
+        self.store.warm(template)
         recorded_s = self._recorded_s.get(template, -math.inf)
         is_recorded = template in self._templates.values() or time.monotonic() < recorded_s + RETRY_AFTER_S
         if is_recorded or len(self._templates) >= MAX_RECORDINGS:
             return []
-        missing = [step for step in self._adapter.template_steps(edit) if not self._has(edit, template, step)]
+        kept = self._kept(edit)
+        steps = [step for step in self._adapter.template_steps(edit) if step in kept]
+        passes = self.store.missing(
+            template, steps, 1 + self._adapter.uses_cfg(edit), range(self._adapter.num_heads)
+        )
+        missing = sorted({step for step, _ in passes})
         shares = [share for rank in range(self._num_ranks) if (share := missing[rank :: self._num_ranks])]
-        requests = [_recording(edit, number, share, priority - 1) for number, share in enumerate(shares)]
+        requests = [
+            _recording(edit, number, share, kept[share[0]], priority - 1) for number, share in enumerate(shares)
+        ]
         self._templates.update((request.request_id, template) for request in requests)
         if requests:
             logger.info("recording %d steps of template %.12s", len(missing), template)
         return requests
+
+    def _kept(self, edit: OmniDiffusionRequest) -> dict[int, Precision]:
+        """How each step is kept; others are computed in full."""
+        num_steps = max(self._adapter.template_steps(edit), default=-1) + 1
+        if self._template_bytes is None or not num_steps:
+            return dict.fromkeys(range(num_steps), "as is")
+        size_of, value_bytes = self._adapter.template_bytes_of_step, self._adapter.od_config.dtype.itemsize
+        return plan_budget(num_steps, size_of(edit, value_bytes), size_of(edit, 1), self._template_bytes)
 
     def end(self, request_id: str, error: str | None) -> None:
         template = self._templates.pop(request_id)
@@ -75,12 +87,10 @@ class Recordings:
         if error is not None:
             logger.warning("template %.12s was not recorded to its end: %s", template, error)
 
-    def _has(self, edit: OmniDiffusionRequest, template: str, step: int) -> bool:
-        branches = range(1 + self._adapter.uses_cfg(edit))
-        return all(self._shelf.has(template, step, branch, self._adapter.num_heads) for branch in branches)
 
-
-def _recording(edit: OmniDiffusionRequest, number: int, steps: list[int], priority: int) -> OmniDiffusionRequest:
+def _recording(
+    edit: OmniDiffusionRequest, number: int, steps: list[int], precision: Precision, priority: int
+) -> OmniDiffusionRequest:
     options = edit_options_of(edit)
     made = copy.copy(edit)
     made.request_id = f"{edit.request_id}-template-{number}"
@@ -90,5 +100,6 @@ def _recording(edit: OmniDiffusionRequest, number: int, steps: list[int], priori
     made.sampling_params = sampling = copy.copy(edit.sampling_params)
     sampling.seed, sampling.generator, sampling.num_outputs_per_prompt = options.template_seed, None, 1
     asked: dict[str, Any] = {"mode": "record", "template_seed": options.template_seed, "steps": steps}
+    asked["precision"] = precision
     sampling.extra_args = {**sampling.extra_args, "gfdit": {"edit": asked, "priority": priority}}
     return made

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from vllm.logger import init_logger
 
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import EditOptions
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
+from gfdit.templates import TemplateStore
+
+logger = init_logger(__name__)
 
 _MIB = 1024 * 1024
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -19,6 +27,30 @@ CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 # Bounded, because what waits for longer than the operating system can be told to does not wait at all.
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSettings:
+    """Where processes find what is kept of templates. ``shared`` is of this server alone if there is no folder."""
+
+    folder: Path | None
+    shared: Path
+    host_bytes: int
+    disk_bytes: int
+    full_blocks: int | None
+
+    def open(self) -> TemplateStore:
+        return TemplateStore(
+            self.folder,
+            self.shared,
+            host_bytes=self.host_bytes,
+            disk_bytes=0 if self.folder is None else self.disk_bytes,
+            on_message=logger.warning,
+        )
+
+    def close(self) -> None:
+        if self.folder is None:
+            shutil.rmtree(self.shared, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +92,8 @@ class Settings:
 
     ``edit`` is how edits under a mask are made that do not say so (``docs/editing.md``). Of templates are kept
     ``template_host_bytes`` in shared memory, none by default, and ``template_disk_bytes`` in ``template_folder``,
-    which several servers may share; ``template_bytes`` of one template at most.
+    which several servers may share; ``template_bytes`` of one template at most. Of the steps that read them
+    ``template_full_blocks`` leading blocks compute all tokens, by default as many as they are fastest with.
 
     A worker that ends, is silent for ``heartbeat_timeout_s`` or is at one task for longer than ``task_timeout_s``
     and than 20 times what it should take is replaced, but not after ``max_restarts`` in a row that never became
@@ -114,6 +147,7 @@ class Settings:
     template_host_bytes: CountOrZero = 0
     template_disk_bytes: CountOrZero = 1 << 40
     template_bytes: Count | None = None
+    template_full_blocks: CountOrZero | None = None
     max_retries: CountOrZero = 3
     checkpoint_every_steps: CountOrZero = 0
     max_restarts: CountOrZero = 3
@@ -164,6 +198,21 @@ class Settings:
     def limits(self) -> Limits:
         """Of what one request may ask for."""
         return Limits(self.max_steps, self.max_outputs, self.max_pixels, self.max_video_pixels)
+
+    def make_templates(self) -> TemplateSettings | None:
+        """Servers with the same folder share what is in memory, too, and it stays for those that come later."""
+        if not self.template_host_bytes:
+            return None
+        memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+        folder = None
+        if self.template_folder is None:
+            shared = Path(tempfile.mkdtemp(prefix="gfdit-templates-", dir=memory))
+        else:
+            folder = Path(self.template_folder).expanduser().resolve()
+            name = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
+            shared = memory / f"gfdit-templates-{os.getuid()}-{name}"
+        limits = self.template_host_bytes, self.template_disk_bytes
+        return TemplateSettings(folder, shared, *limits, self.template_full_blocks)
 
     def name_of(self, model: str) -> str:
         """What to call ``model``: a checkpoint folder by its own name, a hub name as it is."""

@@ -35,6 +35,7 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, timeline: Path) -> Iterator[ServerProcess]:
     argv = ["gfdit", "serve", str(model), "--ranks", "2", "--policy", "equipartition"]
     argv += ["--admission", "deadline", "--timeline", str(timeline), "--shutdown-timeout", str(HANG_S)]
+    argv += ["--set", f"template_host_bytes={1 << 28}", "--set", "template_full_blocks=0"]
     argv += ["--", "--enforce-eager", "--dtype", "float32"]
     with nothing_left() as left, start_server(argv, free_port(), timeline.with_name("log")) as server:
         left.watch(server.process.pid, server.port)
@@ -112,6 +113,32 @@ def edit(server: ServerProcess, files: dict[str, Any], **fields: str) -> httpx.R
     return httpx.post(url, data=form, files=files, timeout=HANG_S, trust_env=False)
 
 
+def edited(answer: httpx.Response) -> Image.Image:
+    assert answer.status_code == 200, answer.text
+    return Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+
+
+def test_an_edit_reads_what_an_earlier_one_had_recorded(server: ServerProcess) -> None:
+    """The first one computes all tokens; what it lacked is recorded behind it, and read by the next."""
+    template, mask = Image.linear_gradient("L").resize(SIZE).convert("RGB"), Image.new("L", SIZE)
+    mask.paste(255, (32, 48, 96, 112))
+    files = {"image": png(template), "mask_image": png(mask)}
+
+    def make(**options: Any) -> Image.Image:
+        return edited(edit(server, files, extra_params=json.dumps({"gfdit": {"edit": options}})))
+
+    exact, own = make(), make(mode="own")
+    assert own.tobytes() != exact.tobytes()
+    first = make(mode="cached")
+    wait_until(lambda: sum(events(server, "kept")) > 0, "templates are recorded")
+    wait_until(lambda: sum(events(server, "hits")) > 0 or (make(mode="cached"), False)[1], "templates are read")
+    read = make(mode="cached")
+    difference = np.abs(np.asarray(read, int) - np.asarray(first, int)).max()
+    assert difference <= 16, difference
+    itself = make(mode="record")
+    assert np.abs(np.asarray(itself, int) - np.asarray(template, int)).max() <= 1
+
+
 def test_an_edit_under_a_mask(server: ServerProcess) -> None:
     """With vLLM-Omni's name and polarity of the mask, and with OpenAI's: one image, in the template."""
     template = Image.linear_gradient("L").resize(SIZE).convert("RGB")
@@ -141,6 +168,16 @@ def test_bad_edits_are_named(server: ServerProcess) -> None:
     ):
         answer = edit(server, files, **fields)
         assert answer.status_code == 400 and message in answer.text, answer.text
+
+
+def events(server: ServerProcess, event: str) -> list[float]:
+    """Of the template store, one for each rank that has told."""
+    lines = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S, trust_env=False).text.splitlines()
+    return [
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("gfdit_template_events{") and f'event="{event}"' in line
+    ]
 
 
 def metric(server: ServerProcess, name: str) -> list[float]:

@@ -54,6 +54,7 @@ from gfdit.adapters.masked_tokens import (
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
+from gfdit.templates import TemplateKey
 
 logger = init_logger(__name__)
 
@@ -112,6 +113,14 @@ class ForwardAdapter(EngineHalf):
                 raise ValueError(f"gfdit.edit.steps must be below num_inference_steps, {num_steps}")
             return len(steps)
         return edit.num_steps(num_steps)
+
+    def template_bytes_of_step(self, request: OmniDiffusionRequest, value_bytes: int) -> int:
+        """About what a step of its template takes, of all heads and branches."""
+        config = self.od_config.tf_model_config
+        num_blocks = int(config.get("num_layers") or 1) + int(config.get("num_single_layers") or 0)
+        num_tokens = self.shape(request).num_tokens * self.family.templates_per_pass
+        num_values = 2 * num_blocks * num_tokens * self.num_heads * int(config.get("attention_head_dim") or 64)
+        return num_values * value_bytes * (1 + self.uses_cfg(request))
 
     def template_steps(self, request: OmniDiffusionRequest) -> list[int]:
         """Steps of its template that an edit reads."""
@@ -358,7 +367,7 @@ class ForwardAdapter(EngineHalf):
         yield
         watch.stop()
 
-    def _place(self, run: Run, template: str, step: int) -> Place:
+    def _place(self, run: Run, template: TemplateKey, step: int) -> Place:
         assert self._layout is not None
         sp, cfg = self._layout.parallel
         branches = (get_classifier_free_guidance_rank(),) if cfg > 1 else range(1 + run.splits_guidance)

@@ -44,6 +44,8 @@ class Family:
     text_multiple: int = 1
     #: Whether :mod:`~gfdit.adapters.forward.inpainting` fits what ``forward`` calls.
     inpaints: bool = False
+    #: So many times its tokens are in a pass of the denoiser, if it is made to inpaint.
+    templates_per_pass: int = 1
     #: Whether ``forward`` reads masks by itself.
     reads_masks: bool = False
     #: Changes the loaded pipeline, or raises ``ValueError`` for one that cannot be driven.
@@ -103,7 +105,7 @@ FAMILIES: dict[str, Family] = {
         sequence_plan=_TOKENS_AND_IDS, look=sized(Sizes(), scale_above(1.0)), captures_steps=True
     ),
     "OvisImagePipeline": _IDS,
-    "QwenImageEditPipeline": _QWEN_INPAINTS,
+    "QwenImageEditPipeline": replace(_QWEN_INPAINTS, templates_per_pass=2),
     "QwenImageEditPlusPipeline": _QWEN,
     "QwenImagePipeline": _QWEN_INPAINTS,
     "StableDiffusion3Pipeline": Family(

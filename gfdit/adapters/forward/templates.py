@@ -123,14 +123,14 @@ class Pace:
 class Templates:
     """One per rank."""
 
-    def __init__(self, store: TemplateStore) -> None:
+    def __init__(self, store: TemplateStore, num_full_blocks: int | None = None) -> None:
         self.store = store
         self.thread = ThreadPoolExecutor(1, "gfdit-templates")
         self._writer = ThreadPoolExecutor(1, "gfdit-recordings")
         self._written: Future[None] | None = None
         self._by_request: dict[str, Loads] = {}
         #: Leading blocks that compute all tokens; None: as many as steps are fastest with.
-        self.num_full_blocks: int | None = None
+        self.num_full_blocks = num_full_blocks
         #: Layers that are on their way to the device while another one is computed.
         self.num_ahead = 4
         #: Whether layers of the next step follow.
