@@ -423,6 +423,8 @@ class ForwardAdapter(EngineHalf):
 
     def decode(self, call: TaskCall) -> TaskOutput:
         if (output := call.inputs[-1]["output"]) is not None:
+            if self.templates is not None:
+                self.templates.flush()  # a template is recorded once its own image comes back
             return TaskOutput(result=output)
         run = self._taken(call)
         num_steps = run.num_steps
