@@ -1,6 +1,8 @@
 """The store in one process: what is kept where, what gives way to what, and what is to be recorded."""
 
 import gc
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,6 @@ from tests.templates.helpers import (
     bytes_in,
     in_a_fork,
     is_right,
-    kill_oneself,
     put_all,
     read,
     template,
@@ -170,7 +171,7 @@ def test_a_claim_is_one_rank_s_until_it_ends(stores: Stores) -> None:
     claim.close()
     with other.claim(A, 0, 0):  # type: ignore[union-attr]
         assert one.claim(A, 0, 0) is None
-    in_a_fork(lambda: [one.claim(A, 2, 0), kill_oneself()])
+    in_a_fork(lambda: one.claim(A, 2, 0) and os.kill(os.getpid(), signal.SIGKILL))
     assert (stores.shared / ".claims" / f"{A}-2-0").exists()
     stores.open()
     assert not (stores.shared / ".claims" / f"{A}-2-0").exists()
