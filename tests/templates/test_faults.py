@@ -37,7 +37,7 @@ WORK: dict[str, Callable[[TemplateStore], object]] = {
     "put": lambda store: put_all(store, C),
     "warm": lambda store: store._warm_now(A),
     "save": lambda store: store._save_now(B),
-    "forget": lambda store: [store.forget(key) for key in (A, B)],
+    "forget": lambda store: store.forget(B),
     "register": lambda store: store.register(C, {"name": "sofa"}),
     "read": lambda store: read(store, UnitKey(B, 0, 0, 0)),
     "claim": lambda store: store.claim(B, 0, 0),
