@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ from gfdit.templates.tier_folder import TierFolder
 
 
 class Outages:
-    """Of one thing that may fail for a while: each outage is told once. Any thread may ask."""
+    """Of one thing that may fail for a while: each outage is told once, by any thread."""
 
     def __init__(self, on_message: Callable[[str], None], retry_s: float) -> None:
         self._on_message, self._retry_s = on_message, retry_s
         self._lock = threading.Lock()
         self._told = False
+        self._told_s = -math.inf
         self._retry_at_s = 0.0
 
     @property
@@ -27,10 +29,13 @@ class Outages:
         return self._told and time.monotonic() < self._retry_at_s
 
     def begin(self, message: str) -> None:
+        now_s = time.monotonic()
         with self._lock:
-            told, self._told = self._told, True
-            self._retry_at_s = time.monotonic() + self._retry_s
-        if not told:
+            # What comes and goes is told no more often than it is tried.
+            tell = not self._told and now_s >= self._told_s + self._retry_s
+            self._told, self._retry_at_s = True, now_s + self._retry_s
+            self._told_s = now_s if tell else self._told_s
+        if tell:
             self._on_message(f"templates: {message}")
 
     def end(self) -> None:

@@ -340,18 +340,23 @@ class TemplateStore:
                 if num_bytes is None:
                     target.is_full()
                     break
+                if num_bytes == 0:
+                    continue
                 target.has_kept()
                 self._count("loaded" if what == "load" else "saved")
                 if what == "load":
                     self._count("load_bytes", num_bytes)
 
     def _copy(self, key: UnitKey, source: TierFolder, target: TierFolder) -> int | None:
-        """Its bytes; None if there is no room. Raises ``DamagedError``, and ``OSError`` from writing."""
+        """Its bytes, 0 if it has gone; None if there is no room.
+
+        Raises ``DamagedError``, and ``OSError`` if it cannot be written or no more files can be opened.
+        """
         with contextlib.ExitStack() as open_files:
             try:
                 file = open_files.enter_context(source.path(key).open("rb", buffering=0))
-            except OSError as error:
-                raise DamagedError(error.strerror) from None
+            except FileNotFoundError:
+                return 0
             num_bytes = os.fstat(file.fileno()).st_size
             described = describe(page := _read(file, PAGE_BYTES), key, num_bytes)
             new = target.new(key, num_bytes)

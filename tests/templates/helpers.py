@@ -32,8 +32,8 @@ def values_of(key: UnitKey) -> torch.Tensor:
     return torch.randn(BLOCKS, 2, TOKENS, HEAD_SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def is_right(key: UnitKey, unit: Unit) -> bool:
-    return unit.scales is None and torch.equal(unit.values, values_of(key))
+def is_right(key: UnitKey, unit: Unit | None) -> bool:
+    return unit is not None and unit.scales is None and torch.equal(unit.values, values_of(key))
 
 
 class Stores:

@@ -62,7 +62,8 @@ def test_rounded_units_take_a_quarter_of_float32(stores: Stores) -> None:
     large = torch.randn(BLOCKS, 2, 100 * TOKENS, HEAD_SIZE)
     assert store.put(key, large, "fp8")
     assert bytes_in(stores.shared) < 4096 + large.nbytes / 3.9
-    assert torch.allclose(read(store, key).exact(torch.float32), large, rtol=0.07, atol=1e-2)
+    unit = read(store, key)
+    assert unit is not None and torch.allclose(unit.exact(torch.float32), large, rtol=0.07, atol=1e-2)
 
 
 def test_a_hundred_times_what_the_host_holds(stores: Stores) -> None:
@@ -170,7 +171,13 @@ def test_a_claim_is_one_rank_s_until_it_ends(stores: Stores) -> None:
     claim.close()
     with other.claim(A, 0, 0):  # type: ignore[union-attr]
         assert one.claim(A, 0, 0) is None
-    in_a_fork(lambda: [one.claim(A, 2, 0), kill_oneself()])
+
+    def child() -> None:
+        kept = one.claim(A, 2, 0)
+        kill_oneself()
+        del kept
+
+    in_a_fork(child)
     assert (stores.shared / ".claims" / f"{A}-2-0").exists()
     stores.open()
     assert not (stores.shared / ".claims" / f"{A}-2-0").exists()
