@@ -46,7 +46,7 @@ LOADING = (
     "|---|---|---|---|---|---|---|",
 )
 #: Of how long all layers' loading takes, in full steps.
-LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 4
+LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 8
 
 
 def main() -> None:

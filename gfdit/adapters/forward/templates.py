@@ -20,10 +20,13 @@ import torch
 
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
+from gfdit.core.cost.load_plan import leading_full_blocks
 from gfdit.templates import Reading, TemplateKey, TemplateStore, Unit, UnitKey, gather, scales_of
 from gfdit.templates.budget import Precision
 
-#: Kinds of steps and layers whose time is remembered.
+#: What layers that are loaded ahead of their use may take of a device.
+AHEAD_BYTES = 3 << 29
+#: Kinds of steps whose time is remembered.
 MAX_KINDS = 1000
 
 
@@ -131,8 +134,9 @@ class Templates:
         self._by_request: dict[str, Loads] = {}
         #: Leading blocks that compute all tokens; None: as many as steps are fastest with.
         self.num_full_blocks = num_full_blocks
-        #: Layers that are on their way to the device while another one is computed.
-        self.num_ahead = 4
+        #: Layers that are on their way to the device while another one is computed; None: as many as there is
+        #: room for.
+        self.num_ahead: int | None = None
         #: Whether layers of the next step follow.
         self.crosses_steps = True
         self.pace = Pace()
@@ -209,9 +213,8 @@ class Loads:
         layer_s = full_s / (len(passes) * num_layers)
         share = len(self._chosen) / num_tokens
         num_bytes = (1 - share) * len(place.heads) * passes[0][0].values[0].nbytes
-        found = leading_full_layers(
-            num_layers, share * layer_s, layer_s, num_bytes * s_per_byte, self._templates.num_ahead
-        )
+        times_s = (float(f"{each:.1e}") for each in (share * layer_s, layer_s, num_bytes * s_per_byte))
+        found = leading_full_blocks(num_layers, *times_s, self._num_ahead(passes))  # of which few are new
         return bisect_left(list(accumulate(layers, initial=0)), found)
 
     def prediction(
@@ -237,7 +240,8 @@ class Loads:
         return FromTemplate(layer_of, tokens.chosen, tokens.on_device, full.num_blocks, full.degree)
 
     def _layer(self, place: Place, degree: int, pass_: int, layer: int) -> Layer:
-        while len(self._ahead) <= self._templates.num_ahead and (item := next(self._upcoming, None)) is not None:
+        num_ahead = self._num_ahead(self._units[place])
+        while len(self._ahead) <= num_ahead and (item := next(self._upcoming, None)) is not None:
             self._ahead.append((item, self._templates.thread.submit(self._load, *item)))
         item, future = self._ahead.popleft()
         assert item == (place, pass_, layer, degree), f"{item} is loaded where {place}, {pass_}, {layer} is due"
@@ -258,6 +262,12 @@ class Loads:
         self._units.clear()
         if self._reading is not None:
             self._reading.close()
+
+    def _num_ahead(self, passes: Passes | None) -> int:
+        if (num_ahead := self._templates.num_ahead) is not None or passes is None:
+            return num_ahead or 0
+        layer_bytes = len(passes[0]) * passes[0][0].values[0].nbytes
+        return max(1, AHEAD_BYTES // layer_bytes)
 
     def _drop_ahead(self) -> None:
         self._ahead.clear()
@@ -325,33 +335,6 @@ class Loaded(NamedTuple):
     values: torch.Tensor
     scales: torch.Tensor | None
     event: torch.cuda.Event | None
-
-
-def leading_full_layers(
-    num_layers: int, cached_s: float, full_s: float, load_s: float, num_ahead: int, num_steps: int = 4
-) -> int:
-    """How many first layers of a step should compute all tokens, each ``full_s``, so that it takes least time.
-
-    Others take ``cached_s`` once they are loaded, one after the other, ``load_s`` each and at most ``num_ahead``
-    before they are used, also from one step to the next: of ``num_steps`` the last one counts.
-    """
-
-    def step_s(num_full: int) -> float:
-        now_s = loaded_s = 0.0
-        used_s: list[float] = []
-        ends_s = [0.0]
-        for _ in range(num_steps):
-            now_s += num_full * full_s
-            for _ in range(num_layers - num_full):
-                room_s = used_s[-num_ahead - 1] if len(used_s) > num_ahead else 0.0
-                loaded_s = max(loaded_s, room_s) + load_s
-                now_s = max(now_s, loaded_s)
-                used_s.append(now_s)
-                now_s += cached_s
-            ends_s.append(now_s)
-        return ends_s[-1] - ends_s[-2]
-
-    return min(range(num_layers + 1), key=step_s)
 
 
 def _items(place: Place, passes: Passes, full: FullBlocks) -> Iterator[Item]:
