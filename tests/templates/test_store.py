@@ -1,6 +1,7 @@
 """The store in one process: what is kept where, what gives way to what, and what is to be recorded."""
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,32 @@ def test_what_is_read_stays(stores: Stores) -> None:
         assert len(stores.messages) == 1 and "are taken by templates in use" in stores.messages[0]
     assert put_all(store, B) and store.tier(A) is Tier.DISK
     assert store.counters()["refused"] == 2 * HEADS
+
+
+def test_a_unit_counts_before_it_is_written(stores: Stores) -> None:
+    """So that two who write at once do not both take the last room."""
+    one, other = stores.open(host_units=1), stores.open(host_units=1)
+    tier = one._host.to_read()
+    assert tier is not None
+    new = tier.new(UnitKey(A, 0, 0, 0), FILE_BYTES)
+    assert new is not None
+    with new:
+        assert not put_all(other, B)
+    assert other.put(UnitKey(B, 0, 0, 0), values_of(UnitKey(B, 0, 0, 0)))
+
+
+def test_changes_within_one_tick_of_the_clock_are_counted(stores: Stores) -> None:
+    """A folder's time of change is as coarse as the kernel's clock."""
+    store = stores.open()
+    put_all(store, A)
+    tier = store._host.to_read()
+    assert tier is not None
+    folder = stores.shared / str(A)
+    before = folder.stat().st_mtime_ns
+    assert tier.sizes() == {str(A): HEADS * FILE_BYTES}
+    (folder / "9-0-0.kv").write_bytes(b"x" * 1000)
+    os.utime(folder, ns=(before, before))
+    assert tier.sizes() == {str(A): HEADS * FILE_BYTES + 1000}
 
 
 def test_a_template_larger_than_the_host_is_kept_in_part(stores: Stores) -> None:
