@@ -126,7 +126,7 @@ def _markdown(report: dict[str, Any], args: Any) -> str:
             "",
             f"A pass of {args.heads} heads, {mb:.0f} MB each: {args.blocks} blocks, {args.tokens} tokens, head "
             f"size 128, bfloat16. One thread of Python; medians of {args.repeat}. Rows gathered are those of "
-            f"unmasked tokens at mask ratios of {', '.join(map(str, RATIOS))}; their bytes are those that come out.",
+            f"unmasked tokens at mask ratios of {', '.join(map(str, RATIOS))}; their bytes are what comes out.",
             "",
             "| | GB/s |",
             "|---|---|",

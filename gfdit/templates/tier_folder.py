@@ -149,10 +149,9 @@ class TierFolder:
             coldest = min(map(TemplateKey, cold), key=self.last_used_ns)
             if self._before_evicting is not None:
                 self._before_evicting(coldest)
-            if self.drop(coldest):
-                self.num_evicted += 1
-            else:
-                spared.add(str(coldest))
+            self.num_evicted += self.drop(coldest)
+            # Once is enough: what is still there is in use, or not the store's to remove.
+            spared.add(str(coldest))
 
     def drop(self, template: TemplateKey, *, even_if_used: bool = False) -> bool:
         """Remove it; False if it is in use. Whoever has mapped its units keeps what it has mapped."""

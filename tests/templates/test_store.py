@@ -137,9 +137,10 @@ def test_a_unit_counts_before_it_is_written(stores: Stores) -> None:
     assert tier is not None
     new = tier.new(UnitKey(A, 0, 0, 0), FILE_BYTES)
     assert new is not None
+    key = UnitKey(B, 0, 0, 0)
     with new:
-        assert not put_all(other, B)
-    assert other.put(UnitKey(B, 0, 0, 0), values_of(UnitKey(B, 0, 0, 0)))
+        assert not other.put(key, values_of(key))
+    assert other.put(key, values_of(key))
 
 
 def test_changes_within_one_tick_of_the_clock_are_counted(stores: Stores) -> None:
@@ -250,6 +251,15 @@ def test_nothing_is_removed_that_is_not_the_store_s(stores: Stores) -> None:
         assert put_all(store, key)
         store.forget(key)
     assert all((folder / "mine" / "0-0-0.kv").exists() for folder in (stores.path, stores.shared))
+
+
+def test_a_stranger_s_file_in_a_template_s_folder(stores: Stores) -> None:
+    """It takes room for ever, but nobody's time."""
+    store = stores.open(host_units=2 * HEADS, disk_units=None)
+    put_all(store, A)
+    (stores.shared / str(A) / "notes").write_bytes(b"x" * FILE_BYTES)
+    assert put_all(store, B) and not put_all(store, C, steps=2)
+    assert bytes_in(stores.shared) <= 2 * HEADS * FILE_BYTES and (stores.shared / str(A) / "notes").exists()
 
 
 def test_on_the_host_only(stores: Stores) -> None:
