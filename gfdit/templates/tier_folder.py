@@ -214,7 +214,7 @@ class TierFolder:
         now_ns = time.time_ns()
         counted = {}
         for name in os.listdir(self.root):
-            if not _TEMPLATE.fullmatch(name):
+            if not is_template(name):
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 folder = self.root / name
@@ -227,6 +227,11 @@ class TierFolder:
                 counted[name] = known
         self._counted = counted
         return {name: known.num_bytes for name, known in counted.items()}
+
+
+def is_template(name: str) -> bool:
+    """Whether a file name is that of a template, and not somebody else's."""
+    return bool(_TEMPLATE.fullmatch(name))
 
 
 def _bytes_in(folder: Path) -> int:

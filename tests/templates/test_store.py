@@ -246,10 +246,12 @@ def test_nothing_is_removed_that_is_not_the_store_s(stores: Stores) -> None:
     for folder in (stores.path, stores.shared):
         (folder / "mine").mkdir(parents=True)
         (folder / "mine" / "0-0-0.kv").write_text("x" * 10 * FILE_BYTES)
+        (folder / "mine.json").write_text("{}")
     store = stores.open(host_units=HEADS, disk_units=HEADS)
     for key in (A, B, C):
         assert put_all(store, key)
         store.forget(key)
+    assert not store.templates()
     assert all((folder / "mine" / "0-0-0.kv").exists() for folder in (stores.path, stores.shared))
 
 
