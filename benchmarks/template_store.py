@@ -125,8 +125,8 @@ def _markdown(report: dict[str, Any], args: Any) -> str:
             *source_lines(report),
             "",
             f"A pass of {args.heads} heads, {mb:.0f} MB each: {args.blocks} blocks, {args.tokens} tokens, head "
-            f"size 128, bfloat16. One thread of Python; medians of {args.repeat}. Rows gathered are of unmasked "
-            f"tokens at mask ratios of {', '.join(map(str, RATIOS))}; their bytes are those that come out.",
+            f"size 128, bfloat16. One thread of Python; medians of {args.repeat}. Rows gathered are those of "
+            f"unmasked tokens at mask ratios of {', '.join(map(str, RATIOS))}; their bytes are what comes out.",
             "",
             "| | GB/s |",
             "|---|---|",

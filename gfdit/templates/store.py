@@ -28,7 +28,7 @@ from gfdit.templates.claims import Claim, RecordingClaims
 from gfdit.templates.keys import TemplateKey, UnitKey
 from gfdit.templates.locks import FileLock
 from gfdit.templates.places import Outages, Place
-from gfdit.templates.tier_folder import TierFolder
+from gfdit.templates.tier_folder import TierFolder, is_template
 from gfdit.templates.units import (
     PAGE_BYTES,
     DamagedError,
@@ -206,17 +206,16 @@ class TemplateStore:
                 f"the description of template {template} has {len(text)} bytes, at most {_DESCRIPTION_BYTES}"
             )
         place = self._places()[-1]
-        if place.to_write() is not None:
-            with place.watched():
-                path = self._description(template)
-                draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        if (tier := place.to_write()) is not None:
+            with place.watched(), tier.lock():
+                draft = tier.root / ".draft"
                 draft.write_text(text)
-                draft.rename(path)
+                draft.rename(self._description(template))
 
     def templates(self) -> dict[TemplateKey, TemplateInfo]:
         """Those that are registered and those of which something is kept."""
         host, disk = self._host.sizes(), self._disk.sizes() if self._disk is not None else {}
-        names = {path.stem for path in self._places()[-1].root.glob("*.json")} | {*host, *disk}
+        registered = {path.stem for path in self._places()[-1].root.glob("*.json") if is_template(path.stem)}
         return {
             template: TemplateInfo(
                 self._read_description(template),
@@ -224,7 +223,7 @@ class TemplateStore:
                 disk.get(str(template), 0),
                 max(place.last_used_ns(template) for place in self._places()) / 1e9,
             )
-            for template in map(TemplateKey, sorted(names))
+            for template in map(TemplateKey, sorted(registered | {*host, *disk}))
         }
 
     def counters(self) -> dict[str, float]:

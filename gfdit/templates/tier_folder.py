@@ -149,10 +149,9 @@ class TierFolder:
             coldest = min(map(TemplateKey, cold), key=self.last_used_ns)
             if self._before_evicting is not None:
                 self._before_evicting(coldest)
-            if self.drop(coldest):
-                self.num_evicted += 1
-            else:
-                spared.add(str(coldest))
+            self.num_evicted += self.drop(coldest)
+            # Once is enough: what is still there is in use, or not the store's to remove.
+            spared.add(str(coldest))
 
     def drop(self, template: TemplateKey, *, even_if_used: bool = False) -> bool:
         """Remove it; False if it is in use. Whoever has mapped its units keeps what it has mapped."""
@@ -215,7 +214,7 @@ class TierFolder:
         now_ns = time.time_ns()
         counted = {}
         for name in os.listdir(self.root):
-            if not _TEMPLATE.fullmatch(name):
+            if not is_template(name):
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 folder = self.root / name
@@ -228,6 +227,11 @@ class TierFolder:
                 counted[name] = known
         self._counted = counted
         return {name: known.num_bytes for name, known in counted.items()}
+
+
+def is_template(name: str) -> bool:
+    """Whether a file name is that of a template, and not somebody else's."""
+    return bool(_TEMPLATE.fullmatch(name))
 
 
 def _bytes_in(folder: Path) -> int:

@@ -121,8 +121,7 @@ def describe(page: bytes, key: UnitKey, num_bytes: int) -> Description:
 
 
 def map_unit(fd: int, key: UnitKey, *, check: bool) -> Unit:
-    """Map the file ``fd`` and show its values in place; they live as long as the tensors do, even if the file
-    goes.
+    """Map the file ``fd`` and show its values in place; they live as long as the tensors, even if the file goes.
 
     Its checksum is verified if ``check``. Raises :class:`DamagedError`, and ``OSError`` if it cannot be read.
     """

@@ -263,7 +263,7 @@ def test_any_byte_may_be_wrong(stores: Stores, at: int, change: int) -> None:
     file = bytearray(path.read_bytes())
     file[at] ^= change
     path.write_bytes(file)
-    unit = read(store, UNIT)
+    unit = read(stores.open(on_message=lambda _: None), UNIT)
     assert unit is None or is_right(UNIT, unit)
     assert unit is None or at < 4096, "only what fills up the first page means nothing"
     store.forget(A)

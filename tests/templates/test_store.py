@@ -1,6 +1,7 @@
 """The store in one process: what is kept where, what gives way to what, and what is to be recorded."""
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,33 @@ def test_what_is_read_stays(stores: Stores) -> None:
     assert store.counters()["refused"] == 2 * HEADS
 
 
+def test_a_unit_counts_before_it_is_written(stores: Stores) -> None:
+    """So that two who write at once do not both take the last room."""
+    one, other = stores.open(host_units=1), stores.open(host_units=1)
+    tier = one._host.to_read()
+    assert tier is not None
+    new = tier.new(UnitKey(A, 0, 0, 0), FILE_BYTES)
+    assert new is not None
+    key = UnitKey(B, 0, 0, 0)
+    with new:
+        assert not other.put(key, values_of(key))
+    assert other.put(key, values_of(key))
+
+
+def test_changes_within_one_tick_of_the_clock_are_counted(stores: Stores) -> None:
+    """A folder's time of change is as coarse as the kernel's clock."""
+    store = stores.open()
+    put_all(store, A)
+    tier = store._host.to_read()
+    assert tier is not None
+    folder = stores.shared / str(A)
+    before = folder.stat().st_mtime_ns
+    assert tier.sizes() == {str(A): HEADS * FILE_BYTES}
+    (folder / "9-0-0.kv").write_bytes(b"x" * 1000)
+    os.utime(folder, ns=(before, before))
+    assert tier.sizes() == {str(A): HEADS * FILE_BYTES + 1000}
+
+
 def test_a_template_larger_than_the_host_is_kept_in_part(stores: Stores) -> None:
     store = stores.open(host_units=3)
     put_all(store, A)
@@ -218,11 +246,22 @@ def test_nothing_is_removed_that_is_not_the_store_s(stores: Stores) -> None:
     for folder in (stores.path, stores.shared):
         (folder / "mine").mkdir(parents=True)
         (folder / "mine" / "0-0-0.kv").write_text("x" * 10 * FILE_BYTES)
+        (folder / "mine.json").write_text("{}")
     store = stores.open(host_units=HEADS, disk_units=HEADS)
     for key in (A, B, C):
         assert put_all(store, key)
         store.forget(key)
+    assert not store.templates()
     assert all((folder / "mine" / "0-0-0.kv").exists() for folder in (stores.path, stores.shared))
+
+
+def test_a_stranger_s_file_in_a_template_s_folder(stores: Stores) -> None:
+    """It takes room for ever, but nobody's time."""
+    store = stores.open(host_units=2 * HEADS, disk_units=None)
+    put_all(store, A)
+    (stores.shared / str(A) / "notes").write_bytes(b"x" * FILE_BYTES)
+    assert put_all(store, B) and not put_all(store, C, steps=2)
+    assert bytes_in(stores.shared) <= 2 * HEADS * FILE_BYTES and (stores.shared / str(A) / "notes").exists()
 
 
 def test_on_the_host_only(stores: Stores) -> None:
