@@ -29,13 +29,20 @@ class TaskKind(StrEnum):
 class Shape(NamedTuple):
     """Size of what a request generates, in pixels and frames, and how many of it: images or videos of one prompt.
 
-    A tuple as :class:`ParallelSpec` is.
+    ``computed_percent`` of its tokens are computed in a denoising step, on average: an edit under a mask may leave
+    some out (FlashPS §3.1). A tuple as :class:`ParallelSpec` is.
     """
 
     height: int
     width: int
     num_frames: int = 1
     num_outputs: int = 1
+    computed_percent: int = 100
+
+    @property
+    def whole(self) -> Shape:
+        """Of a request that leaves nothing out."""
+        return self if self.computed_percent == 100 else self._replace(computed_percent=100)
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -54,7 +61,8 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         frames = f"x{self.num_frames}" if self.num_frames > 1 else ""
         number = f"{self.num_outputs} times " if self.num_outputs > 1 else ""
-        return f"{number}{self.height}x{self.width}{frames}"
+        part = f" at {self.computed_percent}%" if self.computed_percent < 100 else ""
+        return f"{number}{self.height}x{self.width}{frames}{part}"
 
 
 class Request(Struct, frozen=True, gc=False):

@@ -273,6 +273,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
         else:
             trajectory = self.adapter.convert(request, max_sp)
         shape = trajectory.shape
+        if isinstance(self.adapter, ForwardAdapter) and self.workflows is None:
+            missing = () if self.recordings is None else self.recordings.missing(request)
+            shape = shape._replace(computed_percent=self.adapter.computed_percent(request, missing))
         min_sp = max(self.settings.min_sp, options.min_sp or 1)
         num_decoders = min(self.num_ranks, options.max_sp or self.num_ranks)
         tried = (trajectory.graph, trajectory.after_miss)

@@ -57,11 +57,7 @@ class Recordings:
         if is_recorded or len(self._templates) >= MAX_RECORDINGS:
             return []
         kept = self._kept(edit)
-        steps = [step for step in self._adapter.template_steps(edit) if step in kept]
-        passes = self.store.missing(
-            template, steps, 1 + self._adapter.uses_cfg(edit), range(self._adapter.num_heads)
-        )
-        missing = sorted({step for step, _ in passes})
+        missing = [step for step in self.missing(edit) if step in kept]
         shares = [share for rank in range(self._num_ranks) if (share := missing[rank :: self._num_ranks])]
         requests = [
             _recording(edit, number, share, kept[share[0]], priority - 1) for number, share in enumerate(shares)
@@ -70,6 +66,15 @@ class Recordings:
         if requests:
             logger.info("recording %d steps of template %.12s", len(missing), template)
         return requests
+
+    def missing(self, edit: OmniDiffusionRequest) -> list[int]:
+        """Steps of its template that ``edit`` would read, and that are not recorded."""
+        if edit_options_of(edit).mode != "cached":
+            return []
+        steps, num_branches = self._adapter.template_steps(edit), 1 + self._adapter.uses_cfg(edit)
+        template = template_of(edit, self._adapter.od_config)
+        passes = self.store.missing(template, steps, num_branches, range(self._adapter.num_heads))
+        return sorted({step for step, _ in passes})
 
     def _kept(self, edit: OmniDiffusionRequest) -> dict[int, Precision]:
         """How each step is kept; others are computed in full."""

@@ -333,6 +333,21 @@ def test_several_outputs_are_a_size_of_their_own() -> None:
     assert model.task_s(one, on(SP1)) == before_s
 
 
+def test_a_masked_step_costs_by_the_tokens_it_computes() -> None:
+    """What such steps take is learned of them alone, and other tasks of an edit cost as of any request."""
+    model = TableCostModel(table())
+    whole, masked = Shape(512, 512), Shape(512, 512, computed_percent=20)
+    assert model.task_s(task(masked), on(SP1)) == pytest.approx(0.155 * (0.05 + 0.95 * 0.2))
+    for kind in (TaskKind.ENCODE, TaskKind.DECODE):
+        assert model.task_s(task(masked, kind), on(SP1)) == model.task_s(task(whole, kind), on(SP1))
+    for _ in range(WINDOW):
+        model.observe(task(masked), on(SP1), 0.05)
+        model.observe(task(masked, TaskKind.DECODE), on(SP1), 0.07)
+    assert model.task_s(task(masked), on(SP1)) == pytest.approx(0.05)
+    assert model.task_s(task(whole), on(SP1)) == 0.155
+    assert model.task_s(task(whole, TaskKind.DECODE), on(SP1)) == pytest.approx(0.07)
+
+
 @settings(max_examples=30)
 @given(
     good=st.lists(st.floats(0.9, 1.1), min_size=WINDOW // 2 + 1, max_size=WINDOW // 2 + 1),

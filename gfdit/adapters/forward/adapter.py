@@ -9,7 +9,8 @@ made.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -113,6 +114,15 @@ class ForwardAdapter(EngineHalf):
                 raise ValueError(f"gfdit.edit.steps must be below num_inference_steps, {num_steps}")
             return len(steps)
         return edit.num_steps(num_steps)
+
+    def computed_percent(self, request: OmniDiffusionRequest, missing: Collection[int] = ()) -> int:
+        """Of its tokens, in an average step; of its template ``missing`` steps are not recorded. In steps of 5."""
+        if (edit := self._edit_of(request)) is None:
+            return 100
+        num_steps = edit.num_steps(self._asked_steps(request))
+        masked = len(set(self.template_steps(request)) - set(missing)) / num_steps
+        share = edit.mask_ratio(*self.shape(request).size[:2])
+        return min(100, 5 * math.ceil(20 * (1 - masked + masked * share)))
 
     def template_bytes_of_step(self, request: OmniDiffusionRequest, value_bytes: int) -> int:
         """About what a step of its template takes, of all heads and branches."""

@@ -36,6 +36,12 @@ class Edit(NamedTuple):
         """That are left of ``asked``, as diffusers counts them."""
         return asked - int(max(asked - asked * self.strength, 0))
 
+    def mask_ratio(self, height: int, width: int) -> float:
+        """About what share of an image's tokens is painted, of 16 x 16 pixels each."""
+        mask = self.mask.convert("L").resize((max(1, width // 8), max(1, height // 8)), Image.Resampling.NEAREST)
+        cells = torch.from_numpy(np.array(mask)).float()[None, None]
+        return float((torch.nn.functional.max_pool2d(cells, 2, ceil_mode=True) >= 128).float().mean())
+
 
 def edit_of(request: Any) -> Edit | None:
     """What vLLM-Omni's ``OmniDiffusionRequest`` asks to be painted or recorded; None for neither.

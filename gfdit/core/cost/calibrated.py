@@ -15,6 +15,9 @@ from gfdit.core.tasks import Shape, TaskKind
 MAX_ANSWERS = 16384
 """Of each kind that are remembered, in 5 MB: about 1000 sizes at four degrees each."""
 
+UNMASKED_SHARE = 0.05
+"""Of a step's time, what a mask does not make less; measurements correct it. (``benchmarks/masked_steps.py``)"""
+
 
 class CostKey(NamedTuple):
     """What a time depends on."""
@@ -25,6 +28,11 @@ class CostKey(NamedTuple):
     cfg: bool
     parallel: ParallelSpec
     batch: int
+
+
+def computed_share(shape: Shape) -> float:
+    """Of the time of a step that computes all tokens: linear in those that are computed, with a share for text."""
+    return UNMASKED_SHARE + (1 - UNMASKED_SHARE) * shape.computed_percent / 100
 
 
 class CalibratedCostModel:
@@ -111,9 +119,13 @@ class CalibratedCostModel:
             if len(self._references) >= MAX_ANSWERS:
                 self._references.clear()
                 self._seconds.clear()  # its keys are among those
-            full = CostKey(*key)
+            asked = CostKey(*key)
+            whole = asked._replace(shape=asked.shape.whole)
+            if asked.kind is not TaskKind.DENOISE:  # others compute all
+                asked = whole
+            part = computed_share(asked.shape)
             try:
-                reference = self._references[key] = (self._reference_s(full), self._levels(full))
+                reference = self._references[key] = (part * self._reference_s(whole), self._levels(asked))
             except UnknownCostError as error:
                 self._missing[setting] = str(error)
                 raise UnknownCostError(str(error), request_id) from None
