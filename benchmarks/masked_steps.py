@@ -1,6 +1,6 @@
-"""What a step costs that computes the tokens under a mask only, and what waits for what it loads.
+"""What a step costs that computes the tokens under a mask only, alone and with others, and what waits for loads.
 
-Tiny models in float32 on one CPU rank, 768 x 768 pixels, all steps of all kinds in turns. The second table is with
+Tiny models in float32 on one CPU rank, 768 x 768 pixels, all steps of all kinds in turns. The last table is with
 keys and values that come from a slower place than this machine's memory: each layer's take as long as at the
 bandwidth that is given, beside what is computed. Run as `python -m benchmarks.masked_steps`.
 """
@@ -45,6 +45,14 @@ LOADING = (
     "| family | no cache | naive | block by block | gfdit | leading blocks | ideal |",
     "|---|---|---|---|---|---|---|",
 )
+BATCHES = (
+    "Milliseconds of a step of {count} edits at mask ratios of {ratios}: one after the other, and in one pass,",
+    "where every row has as many tokens as the longest.",
+    "",
+    "| family | one by one | in one pass | gain |",
+    "|---|---|---|---|",
+)
+BATCH_RATIOS = (0.07, 0.09, 0.1, 0.12)
 #: Of how long all layers' loading takes, in full steps.
 LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 8
 
@@ -65,13 +73,23 @@ def main() -> None:
             server.run(build, family, model, MODEL)
             with AdapterKit(model, 1, fork_server=server, comm_timeout_s=600) as kit:
                 (steps,) = kit.on_ranks(here.measure, family, args.repeat)
+                (batches,) = kit.on_ranks(here.measure_batches, family, args.repeat)
                 (loads,) = kit.on_ranks(here.measure_loading, family, args.repeat)
             fit = linregress(RATIOS, [steps[str(ratio)] for ratio in RATIOS])
-            found[family] = {"steps_s": steps, "r_squared": fit.rvalue**2, "loading_s": loads}
-            print(_row(family, found[family]), _loading_row(family, found[family]), sep="\n", flush=True)
+            found[family] = {
+                "steps_s": steps,
+                "r_squared": fit.rvalue**2,
+                "batches_s": batches,
+                "loading_s": loads,
+            }
+            for row in (_row, _batch_row, _loading_row):
+                print(row(family, found[family]), flush=True)
     report["families"] = found
     text = ["# Steps of edits under a mask", "", *source_lines(report), "", *HEAD]
     text += [_row(family, each) for family, each in found.items()]
+    ratios = ", ".join(map(str, BATCH_RATIOS))
+    text += ["", *(line.format(count=len(BATCH_RATIOS), ratios=ratios) for line in BATCHES)]
+    text += [_batch_row(family, each) for family, each in found.items()]
     about = {"ratio": LOAD_RATIO, "share": LOAD_SHARE, "ahead": AHEAD}
     text += ["", *(line.format(**about) for line in LOADING)]
     text += [_loading_row(family, each) for family, each in found.items()]
@@ -82,6 +100,11 @@ def _row(family: str, found: dict[str, Any]) -> str:
     steps = found["steps_s"]
     cells = " | ".join(f"{1e3 * steps[name]:.0f}" for name in ("full", *map(str, RATIOS)))
     return f"| {family} | {cells} | {found['r_squared']:.4f} | {steps['0.1'] / steps['full']:.2f} |"
+
+
+def _batch_row(family: str, found: dict[str, Any]) -> str:
+    one_by_one_s, together_s = found["batches_s"]
+    return f"| {family} | {1e3 * one_by_one_s:.0f} | {1e3 * together_s:.0f} | {one_by_one_s / together_s:.2f} |"
 
 
 def _loading_row(family: str, found: dict[str, Any]) -> str:
@@ -120,6 +143,48 @@ def measure(executor: Any, family: str, repeat: int) -> dict[str, float]:
     kinds = {"full": edit_of(family, 1.0, "exact")}
     kinds |= {str(ratio): edit_of(family, ratio, "cached") for ratio in RATIOS}
     return {name: seconds for name, seconds in _in_turns(executor, run, kinds, repeat).items()}
+
+
+def measure_batches(executor: Any, family: str, repeat: int) -> tuple[float, float]:
+    """Seconds of a step of several edits one by one, and in one pass."""
+    edits = [edit_of(family, ratio, "cached").but(seed=number) for number, ratio in enumerate(BATCH_RATIOS)]
+    together_s, one_by_one_s = [], []
+    for number in range(repeat + 1):
+        together, one_by_one = (
+            run_together(executor, edits, batched=True),
+            run_together(executor, edits, batched=False),
+        )
+        if number:
+            together_s += together
+            one_by_one_s += one_by_one
+    return statistics.quantiles(one_by_one_s, n=10)[0], statistics.quantiles(together_s, n=10)[0]
+
+
+def run_together(executor: Any, requests: list[KitRequest], batched: bool) -> list[float]:
+    """Seconds of each step of all, but for the first."""
+    from gfdit.adapters.base import TaskCall
+    from gfdit.core.layouts import ExecutionLayout
+    from gfdit.core.tasks import TaskKind
+
+    layout = ExecutionLayout((executor.rank,))
+    asked = [request.to_omni(f"measured-{number}") for number, request in enumerate(requests)]
+    artifacts: dict[str, Any] = {}
+    seconds = []
+    for tasks in zip(*(executor.adapter.convert(one, 1).graph.tasks for one in asked), strict=True):
+        calls = []
+        for task, one in zip(tasks, asked, strict=True):
+            inputs = tuple([artifacts[name] for name in task.inputs])
+            calls.append(TaskCall(task, inputs, None if inputs else one))
+        start_s = time.perf_counter()
+        if batched and tasks[0].kind is TaskKind.DENOISE:
+            outputs = executor.run(calls, layout)
+        else:
+            outputs = [output for call in calls for output in executor.run([call], layout)]
+        if tasks[0].kind is TaskKind.DENOISE:
+            seconds.append(time.perf_counter() - start_s)
+        for task, output in zip(tasks, outputs, strict=True):
+            artifacts.update(zip(task.outputs, output.artifacts, strict=True))
+    return seconds[1:]
 
 
 def measure_loading(executor: Any, family: str, repeat: int) -> dict[str, float]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from gfdit.core import RequestView
 from gfdit.core.policy.estimates import ServiceTimes
 
 
 class _Timed(Protocol):
+    @property
+    def request(self) -> RequestView: ...
     @property
     def times(self) -> ServiceTimes: ...
 
@@ -24,15 +28,18 @@ def join(
     Both run at their narrowest degree. Only requests alike share a step, if one for all is faster than one after
     the other and if every one of them ``may_take`` a step of so many seconds. The first of both come first.
     """
-    alike: dict[int, list[T]] = {}  # requests of one class share their times
+    alike: dict[Hashable, list[T]] = {}
     for one in waiting:
-        alike.setdefault(id(one.times), []).append(one)
+        alike.setdefault(_kind(one), []).append(one)
     shared = []
     for host in hosts:
-        queue, step_s = alike.get(id(host.times), []), next(iter(host.times.step_s.values()))
-        for size, batch_s in sorted(host.times.batch_s.items(), reverse=True):
+        queue = alike.get(_kind(host), [])
+        for size in sorted(host.times.batch_s, reverse=True):
             batch = [host, *queue[: size - 1]]
-            if len(batch) == size and batch_s < size * step_s and all([may_take(one, batch_s) for one in batch]):
+            if len(batch) < size:
+                continue
+            together_s, one_by_one_s = _step_s(batch)
+            if together_s < one_by_one_s and all([may_take(one, together_s) for one in batch]):
                 shared.append((host, batch[1:]))
                 del queue[: size - 1]
                 break
@@ -42,14 +49,35 @@ def join(
 def to_prepare(prepared: Iterable[T], unprepared: Iterable[T]) -> Sequence[T]:
     """Whom of ``unprepared`` to prepare, the first first, so that they can share steps with some of ``prepared``.
 
-    At most as many as make of each class the largest batch that is known.
+    At most as many as make of each kind the largest batch that is known.
     """
-    room: dict[int, int] = {}  # by class
+    room: dict[Hashable, int] = {}
     for one in prepared:
-        room[id(one.times)] = room.get(id(one.times), max(one.times.batch_s, default=1)) - 1
+        kind = _kind(one)
+        room[kind] = room.get(kind, max(one.times.batch_s, default=1)) - 1
     chosen = []
     for one in unprepared:
-        if room.get(id(one.times), 0) > 0:
-            room[id(one.times)] -= 1
+        if room.get(kind := _kind(one), 0) > 0:
+            room[kind] -= 1
             chosen.append(one)
     return chosen
+
+
+def _kind(one: _Timed) -> Hashable:
+    """Requests of one class share their times. Edits share steps whatever their masks (FlashPS, section 4.3)."""
+    request = one.request
+    if request.shape.computed_percent == 100:
+        return id(one.times)
+    return request.model, request.shape.whole, request.cfg, request.candidates
+
+
+def _step_s(batch: Sequence[_Timed]) -> tuple[float, float]:
+    """Of one step for all, and of one for each after the other.
+
+    Both are in proportion to tokens, so the former is the mean of what it would be if all were alike.
+    """
+    times, size = batch[0].times, len(batch)
+    if all([one.times is times for one in batch]):
+        return times.batch_s[size], size * next(iter(times.step_s.values()))
+    each_s = [one.times.batch_s.get(size, math.inf) for one in batch]
+    return sum(each_s) / size, sum([next(iter(one.times.step_s.values())) for one in batch])

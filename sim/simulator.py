@@ -19,6 +19,7 @@ from gfdit.core.components import Component
 from gfdit.core.control.residency import Residency
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy import batch_view
 from gfdit.core.tasks import artifact_kind
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.sim.devices import Copy, Devices, Execution
@@ -308,7 +309,7 @@ class Simulator:
         self._at(copy.end_s, self._finish_copy, copy)
 
     def _run_task(self, command: cmd.RunTask) -> None:
-        view = self._control.state.dispatches[command.dispatch_id].views[0]
+        view = batch_view(self._control.state.dispatches[command.dispatch_id].views)
         seconds = self._true_cost.task_s(view, command.layout, len(command.tasks))
         if self._options.jitter:
             seconds *= jitter_factor(self._options.jitter, f"{self._options.seed} {view.id}")

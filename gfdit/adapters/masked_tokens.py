@@ -12,8 +12,9 @@ Shape suffixes: B batch, T text tokens, S image tokens, N those that are compute
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -265,6 +266,71 @@ def _order(chosen: torch.Tensor, others: torch.Tensor, degree: int) -> torch.Ten
     return torch.cat([part for share in shares for part in share])
 
 
+class Together(Prediction):
+    """Those of several requests as rows of one pass, each with its own mask (FlashPS §4.3).
+
+    Every row has as many tokens as the one with most; of others the last one is there again, and what that makes
+    is not looked at. What rows would share, (S, width), is side by side for each of them, (N, B * width): so it is
+    split among ranks as ever.
+    """
+
+    def __init__(self, parts: Sequence[Prediction], num_rows: Sequence[int]) -> None:
+        """``num_rows`` of the pass are of each of ``parts``, which leave tokens out in all blocks."""
+        super().__init__()
+        self._parts, self._rows_of = parts, list(num_rows)
+        self._lengths = [len(part.chosen) for part in parts if part.chosen is not None]
+        assert len(self._lengths) == len(parts), "each leaves tokens out"
+        self._length = max(self._lengths)
+        self._widths: set[int] = set()
+
+    def begin_pass(self) -> None:
+        super().begin_pass()
+        for part in self._parts:
+            part.begin_pass()
+
+    def choose(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        if dim:
+            chosen = zip(self._parts, rows.split(self._rows_of), strict=True)
+            return torch.cat([self._padded(part.choose(own, dim), dim) for part, own in chosen])
+        made = [self._padded(part.choose(rows, dim), dim) for part in self._parts]
+        return self.side_by_side(
+            [one for one, count in zip(made, self._rows_of, strict=True) for _ in range(count)]
+        )
+
+    def _padded(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        last, missing = rows.narrow(dim, -1, 1), self._length - rows.size(dim)
+        return torch.cat((rows, last.expand(*(missing if at == dim else -1 for at in range(rows.ndim)))), dim)
+
+    def side_by_side(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of each row, (N, width) each."""
+        whole = torch.cat(list(values), dim=-1)
+        self._widths.add(whole.shape[-1])
+        return whole
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self._rows_of)
+
+    def of_rows(self, value: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """The opposite; None if rows share ``value``."""
+        if value.shape[-1] not in self._widths:
+            return None
+        return value.chunk(self.num_rows, dim=-1)
+
+    def _attend(self, key: torch.Tensor, value: torch.Tensor) -> Layer:
+        made = []
+        parts = zip(self._parts, self._lengths, key.split(self._rows_of), value.split(self._rows_of), strict=True)
+        for part, length, own_key, own_value in parts:
+            end = key.shape[1] - self._length + length
+            made.append(part.attend(own_key[:, :end], own_value[:, :end]))
+        keys, values = zip(*made, strict=True)
+        return torch.cat(keys), torch.cat(values)
+
+    def put_back(self, rows: torch.Tensor) -> torch.Tensor:
+        parts = zip(self._parts, self._lengths, rows.split(self._rows_of), strict=True)
+        return torch.cat([part.put_back(own[:, :length]) for part, length, own in parts])
+
+
 class Recording(Prediction):
     """Of all tokens of a template; ``passes`` has the image's keys and values of each layer, (B, S, H, D)."""
 
@@ -341,9 +407,49 @@ def watch_attention(attention: Any) -> None:
 
     def forward(query: Any, key: Any, value: Any, attn_metadata: Any = None) -> Any:
         if not torch.compiler.is_compiling() and (prediction := _here.prediction) is not None:
-            if attn_metadata is not None and attn_metadata.attn_mask is not None:
-                raise ValueError("attention with a mask cannot leave tokens out")
             key, value = prediction.attend(key, value)
+            if attn_metadata is not None and (mask := attn_metadata.attn_mask) is not None:
+                attn_metadata = replace(attn_metadata, attn_mask=_of_all(mask, key.shape[1]))
         return original(query, key, value, attn_metadata)
 
     attention.forward = forward
+
+
+def _of_all(mask: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """Of keys, (B, T + N) to (B, T + S): what is left out is text."""
+    if mask.ndim != 2:
+        raise ValueError(f"attention with a mask of {mask.ndim} dimensions cannot leave tokens out")
+    return torch.nn.functional.pad(mask.bool(), (0, num_keys - mask.shape[1]), value=True)
+
+
+def watch_rotation(rotation: Any) -> None:
+    """``rotation`` is vLLM-Omni's rotary embedding, which rotates all rows by the same angles."""
+    original = rotation.forward
+
+    def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and isinstance(prediction := _here.prediction, Together):
+            cosines, sines = prediction.of_rows(cos), prediction.of_rows(sin)
+            if cosines is not None and sines is not None:  # as one row after the other
+                return original(x.flatten(0, 1).unsqueeze(0), torch.cat(cosines), torch.cat(sines)).view_as(x)
+        return original(x, cos, sin)
+
+    rotation.forward = forward
+
+
+def watch_positions(transformer: Any) -> None:
+    """Of one that makes its rotary embeddings of positions, those of text before those of the image."""
+    original = transformer.pos_embed.forward
+
+    def of_text(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if isinstance(prediction := _here.prediction, Together):
+            return args, kwargs | {"txt_ids": prediction.side_by_side([kwargs["txt_ids"]] * prediction.num_rows)}
+        return None
+
+    def forward(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(prediction := _here.prediction, Together) and (rows := prediction.of_rows(ids)) is not None:
+            cosines, sines = zip(*map(original, rows), strict=True)
+            return prediction.side_by_side(cosines), prediction.side_by_side(sines)
+        return original(ids)
+
+    transformer.register_forward_pre_hook(of_text, with_kwargs=True)
+    transformer.pos_embed.forward = forward

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     import httpx
 
 IMAGES_PATH = "/v1/images/generations"
-CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits takes no parameters but its own: no deadlines
+EDITS_PATH = "/v1/images/edits"
+CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits of other servers takes no parameters but its own
 VIDEOS_PATH = "/v1/videos/sync"
 GUIDANCE_SCALE = 4.0
 FRAMES_PER_S = 16
+WHOLE_SCHEDULE = 1.0  # of edits under a mask: as many steps as are asked for
 NO_GUIDANCE = 0.0  # some families are guided unless they are told not to be
 _SUBJECTS = ("a red panda", "a lighthouse", "an old tram", "a bowl of cherries", "two foxes", "a glass city")
 _STYLES = ("in the rain", "as a watercolour", "at dawn", "in thick fog", "by candlelight", "from above")
@@ -55,18 +57,27 @@ def generation(
     *,
     send_slo: bool,
     input_image: bytes | None = None,
+    mask_image: bytes | None = None,
     extra_params: Mapping[str, Any] = MappingProxyType({}),
 ) -> Generation:
     """How to ask for ``request``; ``input_image`` is a PNG to edit, or to begin the video with.
 
-    ``send_slo`` tells the server deadline, class and priority, which only gfdit understands. ``extra_params`` are
-    what only the model understands.
+    ``mask_image`` is one that is white where to edit. ``send_slo`` tells the server deadline, class and priority,
+    which only gfdit understands. ``extra_params`` are what only the model understands, and other options of gfdit.
     """
-    extra = {**extra_params, "gfdit": _slo(request)} if send_slo else dict(extra_params)
+    extra = dict(extra_params)
+    if send_slo:
+        extra["gfdit"] = {**extra.get("gfdit", {}), **_slo(request)}
     if request.num_frames > 1:
         form = _video_form(request) | ({"extra_params": json.dumps(extra)} if extra else {})
         files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
         return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
+    if input_image is not None and mask_image is not None:
+        form = {"prompt": prompt_of(request.id), **_common(request), "strength": WHOLE_SCHEDULE}
+        form |= {"extra_params": json.dumps(extra)} if extra else {}
+        images = {"image": input_image, "mask_image": mask_image}
+        files = {name: (f"{name}.png", image, "image/png") for name, image in images.items()}
+        return Generation(EDITS_PATH, {"data": form, "files": files}, _read_image)
     if input_image is not None:
         return Generation(CHAT_PATH, {"json": _chat_body(request, input_image, extra)}, _read_chat_image)
     body = _image_body(request) | ({"extra_params": extra} if extra else {})

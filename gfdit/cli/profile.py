@@ -4,13 +4,15 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gfdit.core import Shape
+from gfdit.core.cost.table import MaskedSteps
 
 if TYPE_CHECKING:
-    from gfdit.cli.profile_plan import Profiler
+    from gfdit.cli.profile_plan import Kind, Profiler
     from gfdit.cli.profile_table import ProfileTable
 
 # What the tiny checkpoints manage on a CPU, and what people ask an image model for.
@@ -34,6 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cfg", choices=GUIDANCE, default="both", help="guidance, where the model has it")
     parser.add_argument("--batch", metavar="B", type=int, nargs="+", default=[1], help="sizes of batched steps")
+    parser.add_argument(
+        "--mask-ratio", metavar="R", type=float, nargs="+", help="measure edits under masks of such shares, too"
+    )
     parser.add_argument("--model-name", metavar="NAME", help="what the table calls the model")
     parser.add_argument("--ring", action="store_true", help="measure what `gfdit serve --ring` offers")
     parser.add_argument("--idle", action="store_true", help="leave idle the ranks that a layout does not use")
@@ -72,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
     if min(args.batch) < 1:
         raise ValueError(f"--batch must be at least 1, got {min(args.batch)}")
+    ratios = args.mask_ratio or ()
+    if any(not 0 < ratio <= 1 for ratio in ratios) or len(set(ratios)) in (1, 2):
+        raise ValueError("--mask-ratio must be three numbers or more, above 0 and at most 1")
     effort = Effort(args.spread, args.min_reps, args.max_reps, busy=not args.idle)
     command = server_command(args)
     input_image = args.input_image.read_bytes() if args.input_image else None
@@ -152,9 +160,25 @@ def measure(args: argparse.Namespace, profiler: "Profiler", table: "ProfileTable
             table.add(key, samples)
             table.save()
             bar.update()
+    if args.mask_ratio and kinds:
+        fit_masks(args.mask_ratio, profiler, max(kinds, key=lambda kind: kind.shape.num_tokens), table)
     if not table.entries:
         raise ValueError(f"{args.model} has no guidance that could be measured: nothing is written")
     if samples.task_s:
         print(f"to simulate this server: {table.remark(samples)}")
     table.save()
     print(f"{args.out}: {len(table.entries)} entries")
+
+
+def fit_masks(ratios: Sequence[float], profiler: "Profiler", kind: "Kind", table: "ProfileTable") -> None:
+    """A line through the times of steps that compute the tokens under a mask (FlashPS, section 4.4)."""
+    from scipy.stats import linregress  # type: ignore[import-untyped]
+
+    points = [profiler.measure_mask(kind, ratio) for ratio in ratios]
+    fit = linregress(*zip(*points, strict=True))
+    unmasked_share = min(1.0, max(0.0, fit.intercept / (fit.intercept + fit.slope)))
+    table.add_masked_steps(MaskedSteps(kind.model, round(unmasked_share, 4), round(fit.rvalue**2, 4)))
+    print(
+        f"steps of {kind.shape} under a mask: {1e3 * fit.intercept:.2f} ms and {1e3 * fit.slope:.2f} ms times the "
+        f"mask ratio, R² {fit.rvalue**2:.4f}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from gfdit.core import ParallelSpec, Shape, TaskKind
 from gfdit.core.cost.table import CostKey
 from gfdit.core.events import RequestArrived
 from gfdit.core.layouts import SINGLE
-from gfdit.observe.samples import median_error
+from gfdit.observe.samples import median_error, typical
 
 STEPS_PER_REQUEST = 6
 # In a mix, so that steps take most of the time, as they do in a server, and few ranks are idle at the end.
 STEPS_IN_MIX = 12
 PASSES = 2
+# Of the image that a token is, in pixels.
+TOKEN_SIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,25 @@ class Profiler:
         scripts = [script_between(*pair) for pair in (pairs if self.effort.busy else pairs[:1])]
         for _ in range(0, self.effort.min_reps, len(scripts)):
             self.server.run([Wanted(kind.shape, kind.cfg, STEPS_PER_REQUEST, script) for script in scripts])
+
+    def measure_mask(self, kind: Kind, mask_ratio: float) -> tuple[float, float]:
+        """Of edits with about so much under a mask, in rows of tokens: the share, and seconds of a step."""
+        from PIL import Image
+
+        height, width, _ = kind.shape.size
+        num_rows = max(1, round(mask_ratio * height / TOKEN_SIDE))
+        mask = Image.new("L", (width, height))
+        mask.paste(255, (0, 0, width, min(height, num_rows * TOKEN_SIDE)))
+        file = io.BytesIO()
+        mask.save(file, "PNG")
+        scripts = [script_on((rank,), SINGLE) for rank in range(self.num_ranks if self.effort.busy else 1)]
+        wanted = [Wanted(kind.shape, kind.cfg, STEPS_IN_MIX, script) for script in scripts]
+        self.server.run(wanted[:1], file.getvalue())  # warms up
+        seconds: list[float] = []
+        while not self.effort.suffices(seconds):
+            for arrived in self.server.run(wanted, file.getvalue()):
+                seconds += self.server.samples.steps_s[arrived.request.id][1:]  # the first one computes all
+        return min(1.0, num_rows * TOKEN_SIDE / height), typical(seconds)
 
     def _seconds(self, key: CostKey) -> list[float]:
         return self.server.samples.task_s.get(key, [])

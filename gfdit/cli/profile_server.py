@@ -17,7 +17,7 @@ from gfdit.core import ParallelSpec, Shape, TaskKind
 from gfdit.core.events import RequestArrived
 from gfdit.observe.recording import RecordingReader
 from gfdit.observe.samples import Samples
-from gfdit.sim.trace import TraceRequest
+from gfdit.sim.trace import MAX_STEPS, TraceRequest
 
 # A rank that has begun a request ends it before the next.
 POLICY = ("--policy", "gfdit.policies.layout_script:LayoutScript", "--policy-arg", "interleave=false")
@@ -76,9 +76,10 @@ class ProfileServer:
     ) -> None:
         self._stack.close()
 
-    def run(self, requests: Sequence[Wanted]) -> list[RequestArrived]:
+    def run(self, requests: Sequence[Wanted], mask_image: bytes | None = None) -> list[RequestArrived]:
         """Send them all at the same time; what the engine made of them.
 
+        With a ``mask_image``, a PNG, they are edits that compute the tokens under it in all steps but the first.
         Raises :class:`MeasurementError` if one fails.
         """
         trace = []
@@ -98,9 +99,10 @@ class ProfileServer:
                 )
             )
         known = set(self.samples.arrived)
-        options = ReplayOptions(
-            self._base_url, True, self._request_timeout_s, self._input_image, self._extra_params
-        )
+        extra_params, image = dict(self._extra_params), self._input_image or mask_image
+        if mask_image is not None:
+            extra_params["gfdit"] = {"edit": {"mode": "own", "refresh_every": 1 + MAX_STEPS}}
+        options = ReplayOptions(self._base_url, True, self._request_timeout_s, image, mask_image, extra_params)
         for outcome, request in zip(replay(trace, options), requests, strict=True):
             if outcome.error:
                 raise MeasurementError(f"{request.shape}: status {outcome.status}: {outcome.error}")

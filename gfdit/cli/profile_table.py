@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, MaskedSteps
 from gfdit.core.cost.table import CostKey
 from gfdit.core.tasks import Shape
 from gfdit.observe.samples import UNLIMITED, Samples, typical
@@ -28,6 +28,7 @@ class ProfileTable:
         self.method = method
         self.entries: dict[CostKey, CostEntry] = {}
         self.sizes: dict[tuple[str, str, Shape, bool], ArtifactSize] = {}
+        self.masked_steps: dict[str, MaskedSteps] = {}
         self.migration = NO_COPIES
         self._remarks = ""
         if path.exists():
@@ -42,6 +43,7 @@ class ProfileTable:
             raise ValueError(f"{self.path} is from {table.source!r}, not {self.method!r}: choose another --out")
         self.entries = {_key_of(entry): entry for entry in table.entries}
         self.sizes = {(size.model, size.artifact, size.shape, size.cfg): size for size in table.artifacts}
+        self.masked_steps = {steps.model: steps for steps in table.masked_steps}
         self.migration = table.migration_latency_s, table.migration_bytes_per_s
         self._remarks = table.source.removeprefix(self.method)
 
@@ -73,6 +75,9 @@ class ProfileTable:
         latency_s, bytes_per_s = samples.copy_cost()
         self.migration = round(latency_s, 7), round(bytes_per_s)
 
+    def add_masked_steps(self, steps: MaskedSteps) -> None:
+        self.masked_steps[steps.model] = steps
+
     def remark(self, samples: Samples) -> str:
         """What a simulation needs besides the table; also kept in its source."""
         latency_ms, jitter = samples.dispatch_latency_s() * 1e3, samples.jitter()
@@ -83,7 +88,9 @@ class ProfileTable:
         """Write the file, whole or not at all."""
         entries = tuple(sorted(self.entries.values(), key=_place))
         sizes = tuple(self.sizes[key] for key in sorted(self.sizes))
-        table = CostTable(self.hardware, self.method + self._remarks, *self.migration, entries, sizes)
+        masked_steps = tuple(self.masked_steps[model] for model in sorted(self.masked_steps))
+        source = self.method + self._remarks
+        table = CostTable(self.hardware, source, *self.migration, entries, sizes, masked_steps)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         table.save(scratch)

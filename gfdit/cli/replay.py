@@ -54,14 +54,15 @@ class Outcome:
 class ReplayOptions:
     """``send_slo`` tells the server deadline, class and priority, which only gfdit understands.
 
-    ``input_image`` is a PNG that every request edits, or begins its video with. ``extra_params`` go with every
-    request: what only the model understands.
+    ``input_image`` is a PNG that every request edits, under ``mask_image`` if there is one, or begins its video
+    with. ``extra_params`` go with every request: what only the model understands.
     """
 
     base_url: str
     send_slo: bool = False
     request_timeout_s: float = 600.0
     input_image: bytes | None = None
+    mask_image: bytes | None = None
     extra_params: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,6 +80,7 @@ def replay(
             request,
             send_slo=options.send_slo,
             input_image=options.input_image,
+            mask_image=options.mask_image,
             extra_params=options.extra_params,
         )
         for request in trace

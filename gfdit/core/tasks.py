@@ -124,6 +124,7 @@ class TaskGraph(Struct, frozen=True, gc=False):
         """
         made: set[str] = set()
         streamed: set[str] = set()
+        read: set[str] = set()
         ids: set[str] = set()
         for task in self.tasks:
             if task.id in ids or task.request_id != self.request_id:
@@ -135,7 +136,14 @@ class TaskGraph(Struct, frozen=True, gc=False):
             if streamed and not streamed.isdisjoint(task.reads):
                 again = next(name for name in task.reads if name in streamed)
                 raise ValueError(f"task {task.id} reads {again}, which another one reads while it is made")
-            streamed.update(task.deferred)
+            if task.deferred:
+                if not read.isdisjoint(task.deferred):
+                    again = next(name for name in task.deferred if name in read)
+                    raise ValueError(
+                        f"task {task.id} reads {again} while it is made, and another one reads it, too"
+                    )
+                streamed.update(task.deferred)
+            read.update(task.inputs)
             if not made.isdisjoint(task.outputs):
                 again = next(name for name in task.outputs if name in made)
                 raise ValueError(f"task {task.id} makes {again} a second time")

@@ -48,13 +48,15 @@ class _OpenCopy:
 
 @dataclass(slots=True)
 class Samples:
-    """``task_s`` are execution times by what they depend on, the slowest rank's of each dispatch.
+    """``task_s`` are execution times by what they depend on, the slowest rank's of each dispatch; ``steps_s`` are
+    those of denoising steps by request, in their order.
 
     ``overhead_s`` is what a dispatch that waited for no copy and for no other task took besides: from its decision
     until the control plane knew its end.
     """
 
     task_s: dict[CostKey, list[float]] = field(default_factory=dict)
+    steps_s: dict[str, list[float]] = field(default_factory=dict)
     overhead_s: list[float] = field(default_factory=list)
     copies: list[CopySample] = field(default_factory=list)
     arrived: dict[str, RequestArrived] = field(default_factory=dict)
@@ -96,6 +98,9 @@ class Samples:
         parallel, batch = command.layout.parallel, len(command.tasks)
         key = CostKey(request.model, task.kind, request.shape, request.cfg, parallel, batch)
         self.task_s.setdefault(key, []).append(dispatch.seconds)
+        if task.kind is TaskKind.DENOISE:
+            for member in command.tasks:
+                self.steps_s.setdefault(member.request_id, []).append(dispatch.seconds)
         if not command.migrations and command.after is None:
             self.overhead_s.append(self._now_s - dispatch.decided_s - dispatch.seconds)
 

@@ -10,6 +10,7 @@ import torch
 from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.distributed import parallel_state
 from vllm_omni.diffusion.distributed.sp_plan import get_sp_plan_from_model
+from vllm_omni.diffusion.layers.rope import RotaryEmbedding
 
 from gfdit.adapters import masked_tokens
 from gfdit.adapters.sequence_plan import SequencePlan
@@ -60,11 +61,15 @@ class Exchange:
                 takes_masks &= _takes_masks(module)
                 if self._ring:
                     allow_ring(module, name, scope)
+            elif isinstance(module, RotaryEmbedding):
+                masked_tokens.watch_rotation(module)
         for transformer, plan in plans_of(transformers, sequence_plan):
             split_tokens(transformer, TaskDegrees(scope), plan)
             if sequence_plan is not None:
                 transformer.get_submodule(sequence_plan.gather).register_forward_hook(gather_tokens)
             transformer.register_forward_pre_hook(masked_tokens.begin_pass)
+            if "img_ids" in plan.get("", ()) and hasattr(transformer, "pos_embed"):
+                masked_tokens.watch_positions(transformer)
             for number, (block, _) in enumerate(masked_tokens.blocks_of(transformer)):
                 enter = partial(masked_tokens.enter_block, number)
                 block.register_forward_pre_hook(enter, with_kwargs=True)

@@ -72,7 +72,7 @@ class TimeLimits:
     def emitted(self, dispatch: DispatchRecord, expected_s: float) -> None:
         """``dispatch`` was sent to its ranks, behind what they may have."""
         view, layout = dispatch.views[0], dispatch.layout
-        work = _Work(view.kind, view.shape, view.cfg, layout.parallel, len(dispatch.tasks))
+        work = _Work(view.kind, view.shape.whole, view.cfg, layout.parallel, len(dispatch.tasks))
         waits = len(layout.ranks) > 1 or dispatch.migrations
         waits_s = self._config.comm_timeout_s if waits else 0.0
         limit = _Limit(dispatch.tasks[0].id, work, expected_s, waits_s)

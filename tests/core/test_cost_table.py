@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,7 +27,15 @@ from gfdit.core import (
 )
 from gfdit.core.cost.calibrated import MAX_ANSWERS, CalibratedCostModel
 from gfdit.core.cost.calibration import MAX_KEYS, WINDOW, Measured
-from gfdit.core.cost.table import ArtifactSize, CostEntry, CostKey, CostTable, NominalCostModel, TableCostModel
+from gfdit.core.cost.table import (
+    ArtifactSize,
+    CostEntry,
+    CostKey,
+    CostTable,
+    MaskedSteps,
+    NominalCostModel,
+    TableCostModel,
+)
 from gfdit.core.tasks import artifact_kind
 
 SP1, SP2, SP4 = ParallelSpec(1), ParallelSpec(2), ParallelSpec(4)
@@ -303,6 +312,21 @@ def test_kinds_of_artifacts(request_id: str) -> None:
 
 
 # Calibration
+
+
+def test_a_table_may_say_what_masks_leave_of_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    known = replace(table(), masked_steps=(MaskedSteps("qwen", 0.2, 0.99),))
+    known.save(path)
+    assert CostTable.load(path) == known
+    masked = task(Shape(512, 512, computed_percent=50))
+    assert TableCostModel(known).task_s(masked, on(SP1)) == pytest.approx(0.155 * 0.6)
+    data = json.loads(path.read_text())
+    for change, message in (({"unmasked_share": 1.5}, "must be at most 1"), ({"r": 1}, "field 'r' is unknown")):
+        wrong = [data["masked_steps"][0] | change]
+        path.write_text(json.dumps({**data, "masked_steps": wrong}))
+        with pytest.raises(ValueError, match=re.escape("masked_steps[0]: ") + ".*" + message):
+            CostTable.load(path)
 
 
 def test_measurements_correct_their_own_key_and_outliers_do_not_matter() -> None:

@@ -72,6 +72,22 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     assert new == {(96, False, 1)} and before != (tmp_path / "c.json").read_bytes()
 
 
+def test_what_masks_save_is_measured_and_known_to_cost_models(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--shape", "64x64", "256x256", "--cfg", "off", "--mask-ratio", "0.1", "0.5", "1"]
+    assert main([*command, *asked, *FLAGS]) == 0
+    assert "steps of 256x256 under a mask: " in capsys.readouterr().out
+    table = CostTable.load(tmp_path / "c.json")
+    (masked,) = table.masked_steps
+    assert masked.model == "tiny" and 0 <= masked.unmasked_share < 0.9 and 0 < masked.r_squared <= 1
+    cost = TableCostModel(table)
+    requests = [Request("r", "tiny", Shape(256, 256, computed_percent=percent), 1, 0.0) for percent in (100, 20)]
+    steps = [TaskView.of(each, trajectory("r", 1, (ParallelSpec(1),)).tasks[2]) for each in requests]
+    full_s, masked_s = (cost.task_s(step, ExecutionLayout((0,))) for step in steps)
+    assert masked_s == pytest.approx((masked.unmasked_share + (1 - masked.unmasked_share) * 0.2) * full_s)
+
+
 @pytest.mark.thorough
 def test_shared_decodes_are_measured_and_known_to_simulator_and_policies(model: Path, tmp_path: Path) -> None:
     """What fits a tile is decoded by one rank, what has more of them by either number, and so it is simulated."""
@@ -150,6 +166,8 @@ def test_a_table_of_other_hardware_is_not_mixed_with_this(
         (["--extra-params", '{"gfdit": {}}'], "is not a JSON object of parameters of the model"),
         (["--cfg", "maybe"], "choose from"),
         (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--mask-ratio", "0.1", "0.5", "1.1"], "--mask-ratio must be three numbers or more, above 0"),
+        (["--mask-ratio", "0.1", "0.5"], "--mask-ratio must be three numbers or more, above 0"),
         (["--ranks", "0"], "--ranks must be at least 1, got 0"),
         (["--spread", "0"], "--spread must be between 0 and 1, got 0.0"),
         (["--min-reps", "1"], "--min-reps must be at least 2"),

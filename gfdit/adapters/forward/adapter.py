@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -32,7 +32,7 @@ from gfdit.adapters.base import TaskCall, TaskOutput, Trajectory
 from gfdit.adapters.batching import log_split
 from gfdit.adapters.engine_half import EngineHalf
 from gfdit.adapters.forward import seam
-from gfdit.adapters.forward.batch import NotAlikeError, together
+from gfdit.adapters.forward.batch import NotAlikeError, Waiting, groups_of, num_rows, together
 from gfdit.adapters.forward.families import EXACT_PLANS, Family, family_of
 from gfdit.adapters.forward.inpainting import Edit, Inpainting, edit_of, edit_options_of
 from gfdit.adapters.forward.known import Known
@@ -50,6 +50,7 @@ from gfdit.adapters.masked_tokens import (
     KnownAs,
     Prediction,
     Recording,
+    Together,
     blocks_of,
 )
 from gfdit.comm import operators
@@ -207,6 +208,8 @@ class ForwardAdapter(EngineHalf):
         self.templates: Templates | None = None
         self._layout: ExecutionLayout | None = None
         self._ready: dict[str, Run] = {}
+        #: As what keys are known after a step whose tokens were chosen, by its task.
+        self._chosen: dict[str, KnownAs | None] = {}
 
     @cached_property
     def _scene(self) -> Scene:
@@ -241,32 +244,40 @@ class ForwardAdapter(EngineHalf):
             if len(calls) > 1 and calls[0].task.kind is TaskKind.DENOISE:
                 if not self._ready:
                     self.replay(calls)
-                runs = self._ready.values()
                 if self._caches.holders:
                     log_split("a step cache compares each of them with the step before")
-                elif any(run.inpainting is not None and run.inpainting.computes_some for run in runs):
-                    log_split("some compute the tokens under their masks only")
-                else:
+                elif not any(_records(call) for call in calls):
                     self._predict_together(calls)
             return [run[call.task.kind](call) for call in calls]
         finally:
+            self._chosen.clear()
             self._drop_ready()
 
     def _predict_together(self, calls: list[TaskCall]) -> None:
-        """Bring all to the end of their noise prediction, which is one call if that is possible."""
-        runs = [self._ready[call.task.id] for call in calls if call.task.id in self._ready]
-        waiting = [(run, pending) for run in runs if (pending := run.to_denoiser()) is not None]
-        if len(waiting) < 2:
-            return
-        try:
-            if any(run.settings != runs[0].settings for run in runs):
-                raise NotAlikeError("their pipelines are set otherwise")  # and the first one makes the call
-            make = together([pending for _, pending in waiting], self.family.text_multiple)
-        except NotAlikeError as error:
-            log_split(str(error))
-            return
-        for number, (run, _) in enumerate(waiting):  # the first one makes the call
-            run.go_on(partial(make, number))
+        """Bring all to the end of their noise prediction, which is one call if that is possible, or few.
+
+        Those that compute the tokens under their masks are together with others that do about as many.
+        """
+        waiting: list[Waiting] = []
+        for call in calls:
+            if (run := self._ready.get(call.task.id)) is not None:
+                self._chosen[call.task.id] = self._choose_tokens(call, run, is_alone=False)
+                if (pending := run.to_denoiser()) is not None:
+                    waiting.append((run, pending))
+        for group in groups_of(waiting):
+            try:
+                if any(run.settings != group[0][0].settings for run, _ in group):
+                    raise NotAlikeError("their pipelines are set otherwise")  # and the first one makes the call
+                make = together([pending for _, pending in group], self.family.text_multiple)
+            except NotAlikeError as error:
+                log_split(str(error))
+                continue
+            parts = [run.prediction for run, _ in group if run.prediction is not None]
+            if parts:
+                rows = [num_rows(pending.args, pending.kwargs) for _, pending in group]
+                group[0][0].prediction = Together(parts, rows)
+            for number, (run, _) in enumerate(group):  # the first one makes the call
+                run.go_on(partial(make, number))
 
     def encode(self, call: TaskCall, mode: Mode | None = None) -> TaskOutput:
         """``mode`` in place of the request's own."""
@@ -294,8 +305,10 @@ class ForwardAdapter(EngineHalf):
         if not run.has_ended:
             if self._caches.holders:
                 run.set_caches(self._caches.to_go_on_from(latents["caches"], run.first_caches, self.device))
-            keys = self._choose_tokens(call, run)
-            with self._timed(run):
+            if is_alone := call.task.id not in self._chosen:
+                self._chosen[call.task.id] = self._choose_tokens(call, run, is_alone)
+            keys = self._chosen[call.task.id]
+            with self._timed(run) if is_alone else nullcontext():
                 run.advance()
             if run.has_ended and run.lacks_decoded:
                 run = self._replayed(call, decodes=True)
@@ -305,7 +318,7 @@ class ForwardAdapter(EngineHalf):
 
     # Tokens under a mask
 
-    def _choose_tokens(self, call: TaskCall, run: Run) -> KnownAs | None:
+    def _choose_tokens(self, call: TaskCall, run: Run, is_alone: bool) -> KnownAs | None:
         """What the run's next prediction computes; returns as what keys of the others are known after it."""
         inpainting, layout, known_as = run.inpainting, self._layout, None
         run.prediction = None
@@ -316,7 +329,7 @@ class ForwardAdapter(EngineHalf):
         if options.mode == "own":
             run.prediction, known_as = self._of_own(call, inpainting, computes_all, layout)
         elif not computes_all:
-            run.prediction = self._of_template(call, run, inpainting)
+            run.prediction = self._of_template(call, run, inpainting, is_alone)
         return known_as
 
     def _of_own(
@@ -339,8 +352,11 @@ class ForwardAdapter(EngineHalf):
         known_as = KnownAs(step, str(layout))
         return Keeping(self._kept_keys.new(request_id, known_as)), known_as
 
-    def _of_template(self, call: TaskCall, run: Run, inpainting: Inpainting) -> Prediction | None:
-        """None where it is not recorded, or one rank cannot read it: then all compute all."""
+    def _of_template(self, call: TaskCall, run: Run, inpainting: Inpainting, is_alone: bool) -> Prediction | None:
+        """None where it is not recorded, or one rank cannot read it: then all compute all.
+
+        A request that ``is_alone`` may compute all in some blocks.
+        """
         if self.templates is None:
             return None
         request, step = call.inputs[0]["request"], call.inputs[-1]["step"]
@@ -349,7 +365,7 @@ class ForwardAdapter(EngineHalf):
         is_there = loads.has(place)
         layers = [num_layers for _, num_layers in blocks_of(self.pipeline.transformer)]
         full_s = self.templates.pace.seconds(self._kind(run))
-        num_full = loads.num_full_blocks(place, full_s, layers) if is_there else 0
+        num_full = loads.num_full_blocks(place, full_s, layers) if is_there and is_alone else 0
         is_there, num_full = self._agreed(is_there, num_full)
         if not is_there:
             return None
@@ -568,6 +584,10 @@ class ForwardAdapter(EngineHalf):
 def _goes_on(call: TaskCall) -> bool:
     """Whether it continues a forward that is not over."""
     return bool(call.inputs) and call.inputs[-1]["output"] is None
+
+
+def _records(call: TaskCall) -> bool:
+    return edit_options_of(call.inputs[0]["request"]).mode == "record"
 
 
 def _each_once(*objects: Any) -> list[Any]:

@@ -7,15 +7,23 @@ and what all images share. Which is which is seen by its length; what cannot be 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from gfdit.adapters.masked_tokens import FromKept, FromTemplate
+
+if TYPE_CHECKING:
+    from gfdit.adapters.forward.run import Run
 
 # Positions of tokens follow from the size alone: equal sizes, equal positions.
 _SHARED_SUFFIXES = ("_ids", "_rotary_emb")
 _SHAPES_SUFFIX = "_shapes"
 _MASK_SUFFIX = "_mask"
 _LATENTS = "hidden_states"
+_TEXT = "encoder_hidden_states"
+#: Of requests that compute some of their tokens together, the least that one has of the most.
+LEAST_SHARE = 0.5
 
 
 class NotAlikeError(Exception):
@@ -29,6 +37,45 @@ class Pending(NamedTuple):
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+Waiting = tuple["Run", Pending]
+
+
+def groups_of(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
+    """Two or more that may be one call, each group in the order given.
+
+    Rows of edits are as long as the longest, so those in a group have about as many tokens under their masks. Keys
+    that a run has kept are those of its own text, as long as it is.
+    """
+    by_kind: dict[Any, list[tuple[int, int]]] = {}
+    for number, (run, pending) in enumerate(waiting):
+        prediction = run.prediction
+        if prediction is None or isinstance(prediction, (FromKept, FromTemplate)):
+            text = _text_lengths(pending.kwargs) if isinstance(prediction, FromKept) else ()
+            chosen = None if prediction is None else prediction.chosen
+            num_tokens = 0 if chosen is None else len(chosen)
+            by_kind.setdefault((type(prediction), text), []).append((num_tokens, number))
+    groups: list[list[int]] = []
+    for members in by_kind.values():
+        most = -1
+        for num_tokens, number in sorted(members, reverse=True):
+            if most < 0 or num_tokens < LEAST_SHARE * most:
+                most = num_tokens
+                groups.append([])
+            groups[-1].append(number)
+    return [[waiting[number] for number in sorted(group)] for group in groups if len(group) > 1]
+
+
+def _text_lengths(arguments: dict[str, Any]) -> tuple[int, ...]:
+    """Of all branches of guidance."""
+    lengths: list[int] = []
+    for name, value in arguments.items():
+        if isinstance(value, dict):
+            lengths += _text_lengths(value)
+        elif name == _TEXT and isinstance(value, torch.Tensor):
+            lengths.append(value.shape[1])
+    return tuple(lengths)
 
 
 def together(calls: Sequence[Pending], text_multiple: int = 1) -> Callable[[int], Any]:

@@ -55,7 +55,7 @@ from gfdit.core.control.residency import Residency
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
-from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView
+from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView, batch_view
 from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 from gfdit.core.tasks import TaskKind
@@ -584,7 +584,7 @@ class ControlPlane:
         state, layout, now_s = self.state, dispatch.layout, self._now_s
         views = tuple([state.ready.by_id[name] for name in dispatch.tasks])
         tasks = tuple([state.requests[view.request_id].task(view.id) for view in views])
-        busy_until_s = now_s + self.cost.task_s(views[0], layout, len(tasks))
+        busy_until_s = now_s + self.cost.task_s(batch_view(views), layout, len(tasks))
         migrations = [move for task in tasks for move in self._holders.move_inputs(task, layout)]
         if migrations:
             self._begin_migrations(migrations)
@@ -695,7 +695,7 @@ class ControlPlane:
                     return None
                 tasks = tuple([outlook.tasks[name] for name in answer.tasks])
                 views = tuple([outlook.views[name] for name in answer.tasks])
-                return NextStep(tasks, views, self.cost.task_s(views[0], answer.layout, len(tasks)))
+                return NextStep(tasks, views, self.cost.task_s(batch_view(views), answer.layout, len(tasks)))
         return None
 
     def _queue(self, following: NextStep, running: DispatchRecord) -> None:
@@ -807,7 +807,7 @@ class ControlPlane:
         follower = None if dispatch.followed_by is None else state.dispatches[dispatch.followed_by]
         state.release(dispatch, DispatchState.OVER)
         if dispatch.error is None:
-            self.cost.observe(dispatch.views[0], dispatch.layout, dispatch.seconds, len(dispatch.tasks))
+            self.cost.observe(batch_view(dispatch.views), dispatch.layout, dispatch.seconds, len(dispatch.tasks))
         else:
             self._forget_unconfirmed(dispatch)
         failed = self._account(dispatch)

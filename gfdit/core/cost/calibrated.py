@@ -16,7 +16,7 @@ MAX_ANSWERS = 16384
 """Of each kind that are remembered, in 5 MB: about 1000 sizes at four degrees each."""
 
 UNMASKED_SHARE = 0.05
-"""Of a step's time, what a mask does not make less; measurements correct it. (``benchmarks/masked_steps.py``)"""
+"""Of a step's time, what a mask does not make less, where a table does not say; measurements correct it, too."""
 
 
 class CostKey(NamedTuple):
@@ -28,11 +28,6 @@ class CostKey(NamedTuple):
     cfg: bool
     parallel: ParallelSpec
     batch: int
-
-
-def computed_share(shape: Shape) -> float:
-    """Of the time of a step that computes all tokens: linear in those that are computed, with a share for text."""
-    return UNMASKED_SHARE + (1 - UNMASKED_SHARE) * shape.computed_percent / 100
 
 
 class CalibratedCostModel:
@@ -123,7 +118,8 @@ class CalibratedCostModel:
             whole = asked._replace(shape=asked.shape.whole)
             if asked.kind is not TaskKind.DENOISE:  # others compute all
                 asked = whole
-            part = computed_share(asked.shape)
+            unmasked = self._unmasked_share(asked.model)
+            part = unmasked + (1 - unmasked) * asked.shape.computed_percent / 100  # FlashPS §4.4
             try:
                 reference = self._references[key] = (part * self._reference_s(whole), self._levels(asked))
             except UnknownCostError as error:
@@ -168,6 +164,10 @@ class CalibratedCostModel:
     def _reference_s(self, key: CostKey) -> float:
         """Raises :class:`UnknownCostError` where there is none, whatever the shape."""
         raise NotImplementedError
+
+    def _unmasked_share(self, model: str) -> float:
+        """Of a step's time, what is left as a mask gets small."""
+        return UNMASKED_SHARE
 
     def _has_time(self, key: CostKey) -> bool:
         """Whether there is a time for ``key``, at some shape."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gfdit.core.json_fields import JsonFields, parse_json
 from gfdit.core.layouts import ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind
 
 VERSION = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ class ArtifactSize:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskedSteps:
+    """What steps of one model cost that compute the tokens under a mask: a line of the optional ``masked_steps``.
+
+    Their share of a full step's time is ``unmasked_share`` and a part in proportion to the tokens; ``r_squared``
+    says how well that fits what was measured.
+    """
+
+    model: str
+    unmasked_share: float
+    r_squared: float
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Task times on one kind of hardware, and where they come from.
 
@@ -72,6 +86,7 @@ class CostTable:
     migration_bytes_per_s: float
     entries: tuple[CostEntry, ...]
     artifacts: tuple[ArtifactSize, ...] = ()
+    masked_steps: tuple[MaskedSteps, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -87,6 +102,7 @@ class CostTable:
             migration_bytes_per_s=migration.number("bytes_per_s"),
             entries=_read_entries(fields, str(path)),
             artifacts=_read_artifacts(fields, str(path)),
+            masked_steps=_read_masked_steps(fields, str(path)),
         )
         migration.end()
         fields.end()
@@ -105,6 +121,8 @@ class CostTable:
         parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
         if self.artifacts:
             parts.append(f'"artifacts": {_one_a_line(map(_size_json, self.artifacts))}')
+        if self.masked_steps:
+            parts.append(f'"masked_steps": {_one_a_line(map(asdict, self.masked_steps))}')
         parts.append(f'"entries": {_one_a_line(asdict(entry) for entry in self.entries)}')
         Path(path).write_text("{" + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
 
@@ -115,37 +133,54 @@ def _one_a_line(values: Iterable[dict[str, Any]]) -> str:
 
 
 def _read_entries(fields: JsonFields, path: str) -> tuple[CostEntry, ...]:
-    values = fields.take("entries")
-    if not isinstance(values, list) or not values:
+    entries = _read_list(
+        fields, path, "entries", _read_entry, lambda e: (e.model, e.task, e.shape, e.cfg, e.parallel, e.batch)
+    )
+    if not entries:
         raise fields.error("entries", "must be a list with at least one entry")
-    first_at: dict[tuple[Any, ...], int] = {}
-    entries = []
-    for index, value in enumerate(values):
-        where = f"{path}: entries[{index}]"
-        entry = _read_entry(JsonFields(value, where))
-        key = (entry.model, entry.task, entry.shape, entry.cfg, entry.parallel, entry.batch)
-        if key in first_at:
-            raise ValueError(f"{where}: repeats entries[{first_at[key]}]")
-        first_at[key] = index
-        entries.append(entry)
-    return tuple(entries)
+    return entries
 
 
 def _read_artifacts(fields: JsonFields, path: str) -> tuple[ArtifactSize, ...]:
-    values = fields.take("artifacts", [])
+    return _read_list(
+        fields, path, "artifacts", _read_size, lambda size: (size.model, size.artifact, size.shape, size.cfg)
+    )
+
+
+def _read_masked_steps(fields: JsonFields, path: str) -> tuple[MaskedSteps, ...]:
+    return _read_list(fields, path, "masked_steps", _read_steps, lambda steps: steps.model)
+
+
+def _read_list(
+    fields: JsonFields, path: str, name: str, read: Callable[[JsonFields], T], key_of: Callable[[T], Hashable]
+) -> tuple[T, ...]:
+    """Of an optional field, whose entries differ in what ``key_of`` says."""
+    values = fields.take(name, [])
     if not isinstance(values, list):
-        raise fields.error("artifacts", "must be a list")
-    first_at: dict[tuple[Any, ...], int] = {}
-    sizes = []
+        raise fields.error(name, "must be a list")
+    first_at: dict[Hashable, int] = {}
+    found = []
     for index, value in enumerate(values):
-        where = f"{path}: artifacts[{index}]"
-        size = _read_size(JsonFields(value, where))
-        key = (size.model, size.artifact, size.shape, size.cfg)
+        where = f"{path}: {name}[{index}]"
+        found.append(read(JsonFields(value, where)))
+        key = key_of(found[-1])
         if key in first_at:
-            raise ValueError(f"{where}: repeats artifacts[{first_at[key]}]")
+            raise ValueError(f"{where}: repeats {name}[{first_at[key]}]")
         first_at[key] = index
-        sizes.append(size)
-    return tuple(sizes)
+    return tuple(found)
+
+
+def _read_steps(fields: JsonFields) -> MaskedSteps:
+    steps = MaskedSteps(
+        model=fields.text("model"),
+        unmasked_share=fields.number("unmasked_share", positive=False),
+        r_squared=fields.number("r_squared", positive=False),
+    )
+    for name in ("unmasked_share", "r_squared"):
+        if getattr(steps, name) > 1:
+            raise fields.error(name, f"must be at most 1, got {getattr(steps, name)}")
+    fields.end()
+    return steps
 
 
 def _read_size(fields: JsonFields) -> ArtifactSize:

@@ -8,14 +8,22 @@ from typing import Any
 
 from gfdit.core.bounded import AnswerCache
 from gfdit.core.cost import UnknownCostError
-from gfdit.core.cost.calibrated import MAX_ANSWERS, CalibratedCostModel, CostKey
-from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.calibrated import MAX_ANSWERS, UNMASKED_SHARE, CalibratedCostModel, CostKey
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, MaskedSteps
 from gfdit.core.cost.shape_points import ShapePoints
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import TaskView
 from gfdit.core.tasks import Shape, TaskKind, artifact_kind
 
-__all__ = ["ArtifactSize", "CostEntry", "CostKey", "CostTable", "NominalCostModel", "TableCostModel"]
+__all__ = [
+    "ArtifactSize",
+    "CostEntry",
+    "CostKey",
+    "CostTable",
+    "MaskedSteps",
+    "NominalCostModel",
+    "TableCostModel",
+]
 
 
 class TableCostModel(CalibratedCostModel):
@@ -28,6 +36,7 @@ class TableCostModel(CalibratedCostModel):
             ((e.model, e.task, e.cfg, e.parallel, e.batch), e.shape, e.seconds) for e in table.entries
         )
         self._sizes = ShapePoints(((a.model, a.artifact, a.cfg), a.shape, a.num_bytes) for a in table.artifacts)
+        self._unmasked_shares = {steps.model: steps.unmasked_share for steps in table.masked_steps}
         self._copies_s: AnswerCache[tuple[Any, ...], float] = AnswerCache(MAX_ANSWERS)
 
     @property
@@ -54,6 +63,9 @@ class TableCostModel(CalibratedCostModel):
             seconds = self.table.migration_latency_s + num_bytes * num_copies / self.table.migration_bytes_per_s
             self._copies_s[key] = seconds
         return seconds
+
+    def _unmasked_share(self, model: str) -> float:
+        return self._unmasked_shares.get(model, UNMASKED_SHARE)
 
     def _has_time(self, key: CostKey) -> bool:
         return (key.model, key.kind, key.cfg, key.parallel, key.batch) in self._times

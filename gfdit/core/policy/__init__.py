@@ -10,6 +10,7 @@ from gfdit.core.policy.interface import (
     RequestView,
     SchedulerView,
     TaskView,
+    batch_view,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "RequestView",
     "SchedulerView",
     "TaskView",
+    "batch_view",
 ]

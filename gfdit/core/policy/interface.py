@@ -9,11 +9,12 @@ What is made anew for every task is a msgspec struct: it is made in a tenth of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gfdit.core.components import Component, Load
 from gfdit.core.cost import CostModel
@@ -60,6 +61,18 @@ class TaskView(Struct, frozen=True, gc=False):
             artifacts,
             task.deferred,
         )
+
+
+def batch_view(views: Sequence[TaskView]) -> TaskView:
+    """A dispatch of all ``views`` costs as one of so many of this: the first, computing as much as all on average.
+
+    Times of steps are in proportion to tokens.
+    """
+    first = views[0]
+    if len(views) == 1 or all([view.shape == first.shape for view in views]):
+        return first
+    percent = max(1, round(sum([view.shape.computed_percent for view in views]) / len(views)))
+    return replace(first, shape=first.shape._replace(computed_percent=percent))
 
 
 class RequestView(Struct, frozen=True, gc=False):

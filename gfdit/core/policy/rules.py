@@ -93,11 +93,6 @@ def _check_ranks(
 def _check_batch(tasks: list[TaskView], broken: Callable[[str], PolicyError]) -> None:
     first = tasks[0]
     for task in tasks[1:]:
-        same = (task.kind, task.model, task.shape, task.cfg) == (
-            first.kind,
-            first.model,
-            first.shape,
-            first.cfg,
-        )
-        if not same:
+        same = (task.kind, task.model, task.cfg) == (first.kind, first.model, first.cfg)
+        if not same or (task.shape != first.shape and task.shape.whole != first.shape.whole):
             raise broken(f"{task.id} cannot share a batch with {first.id}: kind, model, shape and cfg must agree")
