@@ -49,7 +49,7 @@ def test_edits_of_templates_share_passes(family: str, kits: Kits, tmp_path: Path
     kit = kits(family, num_ranks=2)
     kit.on_ranks(use_store, tmp_path)
     edits = [edit(each, "cached") for each in several(family)]
-    edits[1] = edits[1].but(prompt="a fox in the snow, seen from above")
+    edits[1] = edits[1].but(prompt="two foxes")
     for each in edits:
         record(kit, edit(each, "record"))
     alone = [kit.run(each, "sp1@0") for each in edits]
