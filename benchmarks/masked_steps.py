@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import importlib
 import shutil
 import statistics
@@ -29,7 +30,7 @@ from gfdit.cli.provenance import provenance, source_lines, write_report
 FAMILIES = ("flux", "qwen-image", "sd3")
 RATIOS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 SIDE = 768
-STEPS = 4
+STEPS = 7
 MODEL = TinyModelSpec(num_layers=6, num_heads=4, head_dim=64)
 HEAD = (
     "Milliseconds of a step (10th percentile) by the share of tokens under the mask; `full` computes all tokens.",
@@ -59,7 +60,7 @@ LOAD_SHARE, LOAD_RATIO, AHEAD = 0.6, 0.1, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=5, help="requests of each kind")
+    parser.add_argument("--repeat", type=int, default=3, help="requests of each kind")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
@@ -72,16 +73,8 @@ def main() -> None:
             model = Path(folder) / family
             server.run(build, family, model, MODEL)
             with AdapterKit(model, 1, fork_server=server, comm_timeout_s=600) as kit:
-                (steps,) = kit.on_ranks(here.measure, family, args.repeat)
-                (batches,) = kit.on_ranks(here.measure_batches, family, args.repeat)
-                (loads,) = kit.on_ranks(here.measure_loading, family, args.repeat)
-            fit = linregress(RATIOS, [steps[str(ratio)] for ratio in RATIOS])
-            found[family] = {
-                "steps_s": steps,
-                "r_squared": fit.rvalue**2,
-                "batches_s": batches,
-                "loading_s": loads,
-            }
+                bench = Bench(kit, here, family, args.repeat)
+                found[family] = bench.measure()
             for row in (_row, _batch_row, _loading_row):
                 print(row(family, found[family]), flush=True)
     report["families"] = found
@@ -114,6 +107,48 @@ def _loading_row(family: str, found: dict[str, Any]) -> str:
     return f"| {family} | {first} | {loading['leading blocks']} | {times['ideal']} |"
 
 
+class Bench:
+    """Of one family; what it calls on the rank is in ``here``, this module as others import it."""
+
+    def __init__(self, kit: AdapterKit, here: Any, family: str, repeat: int) -> None:
+        self._kit, self._here, self._family, self._repeat = kit, here, family, repeat
+
+    def measure(self) -> dict[str, Any]:
+        (num_layers,) = self._kit.on_ranks(self._here.record, self._family)
+        full, cached = self._edit(1.0, "exact"), self._edit(LOAD_RATIO, "cached")
+        kinds = {"full": [full]} | {str(ratio): [self._edit(ratio, "cached")] for ratio in RATIOS}
+        steps = self._in_turns(kinds)
+        fit = linregress(RATIOS, [steps[str(ratio)] for ratio in RATIOS])
+        several = [self._edit(ratio, "cached").but(seed=number) for number, ratio in enumerate(BATCH_RATIOS)]
+        one_by_one_s = self._in_turns({"": several})[""]
+        together_s = self._in_turns({"": several}, batched=True)[""]
+        loading = {"no cache": steps["full"], "ideal": steps[str(LOAD_RATIO)]}
+        layer_s = LOAD_SHARE * steps["full"] / num_layers
+        ways = {"naive": (0, False, 0), "block by block": (1, False, 0), "gfdit": (AHEAD, True, None)}
+        for name, how in ways.items():
+            self._kit.on_ranks(self._here.load_slowly, layer_s, *how)
+            loading |= self._in_turns({name: [cached]})
+        (loading["leading blocks"],) = self._kit.on_ranks(self._here.leading_blocks)
+        return {
+            "steps_s": steps,
+            "r_squared": fit.rvalue**2,
+            "batches_s": (one_by_one_s, together_s),
+            "loading_s": loading,
+        }
+
+    def _edit(self, ratio: float, mode: str) -> KitRequest:
+        return edit_of(self._family, ratio, mode)
+
+    def _in_turns(self, kinds: dict[str, list[KitRequest]], batched: bool = False) -> dict[str, float]:
+        seconds: dict[str, list[float]] = {name: [] for name in kinds}
+        for number in range(self._repeat + 1):
+            for name, requests in kinds.items():
+                (steps,) = self._kit.on_ranks(self._here.steps_of, requests, batched)
+                if number:  # the first one warms up
+                    seconds[name] += steps
+        return {name: statistics.quantiles(each, n=10)[0] for name, each in seconds.items()}
+
+
 # In the rank's process
 
 
@@ -129,48 +164,36 @@ def edit_of(family: str, ratio: float, mode: str, **options: Any) -> KitRequest:
     return request.but(guidance_scale=1.0) if family == "sd3" else request
 
 
-def measure(executor: Any, family: str, repeat: int) -> dict[str, float]:
-    """Seconds by mask ratio, and of full steps."""
-    from benchmarks.forward_cost import run
+def record(executor: Any, family: str) -> int:
+    """All steps of the template; returns how many layers there are."""
     from gfdit.adapters.forward.templates import Templates
+    from gfdit.adapters.masked_tokens import blocks_of
     from gfdit.templates import TemplateStore
 
     folder = Path(tempfile.mkdtemp(prefix="gfdit-masked-steps-", dir="/dev/shm"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     executor.adapter.templates = templates = Templates(TemplateStore(None, folder, host_bytes=8 << 30), 0)
-    run(executor, edit_of(family, 1.0, "record"), copies=False)
+    steps_of(executor, [edit_of(family, 1.0, "record")])
     templates.flush()
-    kinds = {"full": edit_of(family, 1.0, "exact")}
-    kinds |= {str(ratio): edit_of(family, ratio, "cached") for ratio in RATIOS}
-    return {name: seconds for name, seconds in _in_turns(executor, run, kinds, repeat).items()}
+    return sum(num_layers for _, num_layers in blocks_of(executor.runner.pipeline.transformer))
 
 
-def measure_batches(executor: Any, family: str, repeat: int) -> tuple[float, float]:
-    """Seconds of a step of several edits one by one, and in one pass."""
-    edits = [edit_of(family, ratio, "cached").but(seed=number) for number, ratio in enumerate(BATCH_RATIOS)]
-    together_s, one_by_one_s = [], []
-    for number in range(repeat + 1):
-        together, one_by_one = (
-            run_together(executor, edits, batched=True),
-            run_together(executor, edits, batched=False),
-        )
-        if number:
-            together_s += together
-            one_by_one_s += one_by_one
-    return statistics.quantiles(one_by_one_s, n=10)[0], statistics.quantiles(together_s, n=10)[0]
+def steps_of(executor: Any, requests: list[KitRequest], batched: bool = False) -> list[float]:
+    """Seconds of each step of all, but for the first; nothing is decoded."""
+    from vllm_omni.diffusion.registry import get_diffusion_pre_process_func
 
-
-def run_together(executor: Any, requests: list[KitRequest], batched: bool) -> list[float]:
-    """Seconds of each step of all, but for the first."""
     from gfdit.adapters.base import TaskCall
     from gfdit.core.layouts import ExecutionLayout
     from gfdit.core.tasks import TaskKind
 
     layout = ExecutionLayout((executor.rank,))
-    asked = [request.to_omni(f"measured-{number}") for number, request in enumerate(requests)]
+    prepare = get_diffusion_pre_process_func(executor.runner.od_config) or (lambda request: request)
+    asked = [prepare(request.to_omni(f"measured-{number}")) for number, request in enumerate(requests)]
     artifacts: dict[str, Any] = {}
     seconds = []
     for tasks in zip(*(executor.adapter.convert(one, 1).graph.tasks for one in asked), strict=True):
+        if tasks[0].kind is TaskKind.DECODE:
+            break
         calls = []
         for task, one in zip(tasks, asked, strict=True):
             inputs = tuple([artifacts[name] for name in task.inputs])
@@ -184,49 +207,32 @@ def run_together(executor: Any, requests: list[KitRequest], batched: bool) -> li
             seconds.append(time.perf_counter() - start_s)
         for task, output in zip(tasks, outputs, strict=True):
             artifacts.update(zip(task.outputs, output.artifacts, strict=True))
+    executor.adapter.forget(tuple(artifacts))
     return seconds[1:]
 
 
-def measure_loading(executor: Any, family: str, repeat: int) -> dict[str, float]:
-    """Seconds of a step by how its layers are loaded."""
-    from benchmarks.forward_cost import run
+def load_slowly(executor: Any, layer_s: float, num_ahead: int, crosses_steps: bool, num_full: int | None) -> None:
+    """From now on layers take ``layer_s`` to load, ``num_ahead`` of them ahead of their use."""
     from gfdit.adapters.forward.templates import Loads
-    from gfdit.adapters.masked_tokens import blocks_of
 
-    templates, load = executor.adapter.templates, Loads._load
-    full, cached = edit_of(family, 1.0, "exact"), edit_of(family, LOAD_RATIO, "cached")
-    none_s = _in_turns(executor, run, {"no cache": full, "ideal": cached}, repeat)
-    num_layers = sum(num_layers for _, num_layers in blocks_of(executor.runner.pipeline.transformer))
-    layer_s = LOAD_SHARE * none_s["no cache"] / num_layers
+    templates, load = executor.adapter.templates, getattr(Loads._load, "__wrapped__", Loads._load)
 
+    @functools.wraps(load)
     def slow(self: Any, *item: Any) -> Any:
         start_s = time.perf_counter()
         loaded = load(self, *item)
-        time.sleep(max(0.0, start_s + layer_s - time.perf_counter()))
+        seconds = start_s + layer_s - time.perf_counter()
+        time.sleep(max(0.0, seconds))
+        if loaded is not None:
+            templates.pace.load_s_per_byte = (time.perf_counter() - start_s) / loaded.values.nbytes
         return loaded
 
     Loads._load = slow  # type: ignore[method-assign, assignment]
-    try:
-        found = dict(none_s)
-        for name, num_ahead, crosses in (("naive", 0, False), ("block by block", 1, False)):
-            templates.num_ahead, templates.crosses_steps = num_ahead, crosses
-            templates.num_full_blocks = 0
-            found |= _in_turns(executor, run, {name: cached}, repeat)
-        templates.num_ahead, templates.crosses_steps, templates.num_full_blocks = AHEAD, True, None
-        found |= _in_turns(executor, run, {"gfdit": cached}, repeat + 1)
-        return found | {"leading blocks": templates.pace.num_full_blocks}
-    finally:
-        Loads._load = load  # type: ignore[method-assign]
+    templates.num_ahead, templates.crosses_steps, templates.num_full_blocks = num_ahead, crosses_steps, num_full
 
 
-def _in_turns(executor: Any, run: Any, kinds: dict[str, KitRequest], repeat: int) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for number in range(repeat + 1):
-        for name, request in kinds.items():
-            steps, _ = run(executor, request, copies=False)
-            if number:  # the first one warms up
-                seconds[name] += steps[1:]
-    return {name: statistics.quantiles(each, n=10)[0] for name, each in seconds.items()}
+def leading_blocks(executor: Any) -> int:
+    return int(executor.adapter.templates.pace.num_full_blocks)
 
 
 if __name__ == "__main__":

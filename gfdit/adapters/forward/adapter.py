@@ -367,6 +367,7 @@ class ForwardAdapter(EngineHalf):
         full_s = self.templates.pace.seconds(self._kind(run))
         num_full = loads.num_full_blocks(place, full_s, layers) if is_there and is_alone else 0
         is_there, num_full = self._agreed(is_there, num_full)
+        self.templates.pace.num_full_blocks = num_full
         if not is_there:
             return None
         options, num_steps = inpainting.edit.options, inpainting.num_steps
