@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -46,6 +46,10 @@ class Home:
     spec: ParallelSpec
 
 
+Load = Callable[[Group, RequestView, SchedulerView], float]
+"""Of a group, if the request were assigned to it."""
+
+
 class WorkerGroups:
     """Assigns each request, once, to the group with the least estimated work ahead of it.
 
@@ -56,8 +60,10 @@ class WorkerGroups:
     stay where they still fit.
     """
 
-    def __init__(self, size: int | None) -> None:
+    def __init__(self, size: int | None, load: Load | None = None) -> None:
+        """The group is chosen where ``load`` is least, by default the estimated work."""
         self._wanted_size = size
+        self._load = load or _work_left_s
         self._size = 1
         self._ranks: Sequence[object] = ()
         self._groups: dict[GroupId, Group] = {}
@@ -127,7 +133,7 @@ class WorkerGroups:
     def _assign(self, request: RequestView, view: SchedulerView) -> None:
         times = self._estimates.of(request, view)
         self._homes[request.id] = None
-        for group in sorted(self._groups.values(), key=lambda group: sum(group.left_s.values())):
+        for group in sorted(self._groups.values(), key=lambda group: self._load(group, request, view)):
             if layout := group.layout(request.model, tuple(times.step_s)):
                 self._homes[request.id] = Home(group, layout.parallel)
                 group.left_s[request.id] = times.remaining_s(request, layout.parallel)
@@ -162,6 +168,10 @@ class WorkerGroups:
                 break
             size *= 2
         return size
+
+
+def _work_left_s(group: Group, request: RequestView, view: SchedulerView) -> float:
+    return sum(group.left_s.values())
 
 
 def _members(ranks: Sequence[RankView], size: int) -> dict[GroupId, list[RankView]]:

@@ -58,7 +58,7 @@ def _unit_gaps(draw: random.Random, cv: float) -> Callable[[], float]:
     if cv == 1:
         return lambda: -math.log(1.0 - draw.random())
     shape = 1 / cv**2
-    return lambda: _gamma(draw, shape) / shape
+    return lambda: gamma(draw, shape) / shape
 
 
 def _first_gap(draw: random.Random, cv: float) -> float:
@@ -66,13 +66,13 @@ def _first_gap(draw: random.Random, cv: float) -> float:
     if cv < EVEN_CV:
         return draw.random()
     shape = 1 / cv**2
-    return draw.random() * _gamma(draw, shape + 1) / shape
+    return draw.random() * gamma(draw, shape + 1) / shape
 
 
-def _gamma(draw: random.Random, shape: float) -> float:
+def gamma(draw: random.Random, shape: float) -> float:
     """Gamma with scale 1: Marsaglia and Tsang, "A simple method for generating gamma variables" (2000)."""
     if shape < 1:
-        return _gamma(draw, shape + 1) * (1.0 - draw.random()) ** (1 / shape)
+        return gamma(draw, shape + 1) * (1.0 - draw.random()) ** (1 / shape)
     d = shape - 1 / 3
     while True:
         x = _NORMAL.inv_cdf(draw.random() or 0.5)

@@ -93,6 +93,8 @@ def check_bounded(options: SimulationOptions) -> None:
         raise ValueError("there is no upper bound with jitter: tasks may be faster than the cost table says")
     if any(slow.factor < 1 for slow in options.slow_ranks):
         raise ValueError("there is no upper bound with ranks that are faster than the cost table says")
+    if options.edits is not None:
+        raise ValueError("there is no upper bound with edits: their steps are faster than the cost table says")
 
 
 def _add_request(programme: Programme, overlaps_s: Mapping[int, float], parts: Sequence[Part]) -> None:

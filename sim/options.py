@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gfdit.core.components import Component
 from gfdit.sim.device_memory import DeviceMemory
+from gfdit.sim.edit_costs import EditCosts
 from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
 
 
@@ -14,10 +15,11 @@ from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_s
 class SimulationOptions:
     """``jitter`` is the relative spread of task times around the table's, ``seed`` that of its draws.
 
-    A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 the next one may have been queued
-    behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping after every
-    event, not only at the end. Without ``memory`` everything fits. Of workflows, ``component_bytes`` of their
-    ``components`` fit on a rank; of a component in ``component_failures`` that many loads fail at first. Raises
+    A task starts ``dispatch_latency_s`` after the decision; with ``run_ahead`` 1 the next one may have been
+    queued behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping
+    after every event, not only at the end. Without ``memory`` everything fits. Of workflows, ``component_bytes``
+    of their ``components`` fit on a rank; of a component in ``component_failures`` that many loads fail at
+    first. With ``edits`` steps under a mask take less; without, masks in a trace say nothing. Raises
     ``ValueError`` for numbers out of range and ranks that do not exist.
     """
 
@@ -33,6 +35,7 @@ class SimulationOptions:
     components: tuple[Component, ...] = ()
     component_bytes: int | None = None
     component_failures: tuple[tuple[str, int], ...] = ()
+    edits: EditCosts | None = None
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.tasks import Shape, TaskKind
-from gfdit.sim import flux_costs
+from gfdit.sim import flux_costs, flux_edits
 from gfdit.sim.cost_tables import FOLDER
 
 QWEN_STEP_MS = {  # by side of the image, on 1, 2 and 4 ranks
@@ -105,6 +105,7 @@ def _sizes(
 
 TABLES = (
     ("flux-h100", flux_costs.flux_h100),
+    ("flux-h100-edits", flux_edits.edit_table),
     ("qwen-image-h20", qwen_image_h20),
     ("wan2.2-synthetic", wan22_synthetic),
 )

@@ -23,6 +23,7 @@ from gfdit.core.policy import batch_view
 from gfdit.core.tasks import artifact_kind
 from gfdit.observe.timeline import TimelineWriter
 from gfdit.sim.devices import Copy, Devices, Execution
+from gfdit.sim.edit_costs import Templates
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest
@@ -133,6 +134,7 @@ class Simulator:
         )
         self._looks_ahead = options.run_ahead > 0
         self._devices = Devices(options)
+        self._templates = None if options.edits is None else Templates(options.edits)
         self._lost: set[int] = set()
         self._withdrawn: deque[int] = deque()  # dispatches that the control plane has still to hear of
         self._requests = {request.id: SimulatedRequest(request) for request in trace}
@@ -198,8 +200,15 @@ class Simulator:
 
     def _arrive(self, line: TraceRequest) -> None:
         self._num_wake_ups = 0
-        request = line.request()
+        request = line.request(computed_percent=self._computed_percent(line))
         self._tell(ev.RequestArrived(request, self._build(request)))
+
+    def _computed_percent(self, line: TraceRequest) -> int:
+        """An edit of nothing that was recorded leaves nothing out."""
+        edits = self._options.edits
+        if edits is None or self._templates is None or line.mask_ratio is None or line.template is None:
+            return 100
+        return edits.percent(line.mask_ratio, self._templates.use(line.template))
 
     def _finish(self, execution: Execution) -> None:
         if not self._devices.finish(execution):

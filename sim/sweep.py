@@ -13,7 +13,9 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
+from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
 from gfdit.sim.estimates import Estimate, estimate
+from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
@@ -81,8 +83,8 @@ class Grid:
     bound: bool = False
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.workloads if name not in PATTERNS]:
-            raise ValueError(f"unknown workload {unknown[0]!r}, known: {', '.join(PATTERNS)}")
+        if unknown := [name for name in self.workloads if name not in PATTERNS and name not in EDITS]:
+            raise ValueError(f"unknown workload {unknown[0]!r}, known: {', '.join((*PATTERNS, *EDITS))}")
         labels = [policy.label for policy in self.policies]
         if again := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"policy {again[0]!r} is there twice")
@@ -93,9 +95,11 @@ class Grid:
         return [Point(*values) for values in product(self.workloads, self.loads, self.per_min, self.slo_scales)]
 
     def trace(self, point: Point, seed: int) -> tuple[TraceRequest, ...]:
-        """Raises what ``workload_classes`` and ``generate`` raise."""
-        workload = PATTERNS[point.workload]
+        """Raises what ``workload_classes``, ``generate`` and ``generate_edits`` raise."""
         cost = TableCostModel(self.table)
+        if point.workload in EDITS:
+            return self._edits(point, seed, cost)
+        workload = PATTERNS[point.workload]
         classes = workload_classes(
             workload, cost, model=self.model, num_steps=self.num_steps, slo_scale=point.slo_scale
         )
@@ -110,6 +114,20 @@ class Grid:
                 duration_s=self.duration_s,
             )
         )
+
+    def _edits(self, point: Point, seed: int, cost: TableCostModel) -> tuple[TraceRequest, ...]:
+        times = EditTimes(cost, self.options.edits or flux_edits(), self.num_steps or NUM_STEPS)
+        edits = generate_edits(
+            EDITS[point.workload],
+            times,
+            num_ranks=self.options.num_ranks,
+            seed=seed,
+            load=point.load,
+            per_min=point.per_min,
+            duration_s=self.duration_s,
+            slo_scale=point.slo_scale,
+        )
+        return tuple(edits)
 
     def job(self, point: Point, seed: int, policy: PolicyChoice) -> Job:
         return Job(policy, self.trace(point, seed), self.table, self.options, self.grace_s)

@@ -17,7 +17,8 @@ MAX_STEPS = 100_000  # each is a task: more is a mistake that would fill the mem
 class TraceRequest:
     """One line. ``arrival_s`` counts from the start of the trace, ``deadline_s`` from the arrival.
 
-    Without ``deadline_s`` the request is late never. A larger ``priority`` is more urgent.
+    Without ``deadline_s`` the request is late never. A larger ``priority`` is more urgent. An edit paints the
+    share ``mask_ratio`` of the image ``template``.
     """
 
     id: str
@@ -31,14 +32,19 @@ class TraceRequest:
     slo_class: str = "default"
     deadline_s: float | None = None
     priority: int = 0
+    mask_ratio: float | None = None
+    template: str | None = None
 
-    def request(self, start_s: float = 0.0) -> Request:
-        """For a control plane on whose clock the trace begins at ``start_s``."""
+    def request(self, start_s: float = 0.0, *, computed_percent: int = 100) -> Request:
+        """For a control plane on whose clock the trace begins at ``start_s``.
+
+        A step of an edit takes ``computed_percent`` of one that leaves nothing out.
+        """
         arrival_s = start_s + self.arrival_s
         return Request(
             id=self.id,
             model=self.model,
-            shape=Shape(self.height, self.width, self.num_frames),
+            shape=Shape(self.height, self.width, self.num_frames, computed_percent=computed_percent),
             num_steps=self.num_steps,
             arrival_s=arrival_s,
             cfg=self.cfg,
@@ -69,7 +75,14 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
 
 
 def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
-    lines = [json.dumps(asdict(request)) + "\n" for request in requests]
+    """What only edits have is left out of other requests."""
+    lines = []
+    for request in requests:
+        fields = asdict(request)
+        for name in ("mask_ratio", "template"):
+            if fields[name] is None:
+                del fields[name]
+        lines.append(json.dumps(fields) + "\n")
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
@@ -86,6 +99,10 @@ def _read_request(fields: JsonFields) -> TraceRequest:
         slo_class=fields.text("slo_class", "default"),
         deadline_s=fields.number_or_none("deadline_s"),
         priority=fields.integer("priority", 0, minimum=None),
+        mask_ratio=fields.number_or_none("mask_ratio"),
+        template=fields.text_or_none("template"),
     )
+    if request.mask_ratio is not None and request.mask_ratio > 1:
+        raise fields.error("mask_ratio", f"must be at most 1, got {request.mask_ratio}")
     fields.end()
     return request

@@ -17,6 +17,8 @@ from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.device_memory import DeviceMemory
+from gfdit.sim.edit_workloads import template_names
+from gfdit.sim.flux_edits import flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe
@@ -85,6 +87,12 @@ def add_simulation_options(parser: argparse.ArgumentParser, *, costs_required: b
         metavar="GIB,WEIGHTS_GIB,MIB_PER_TOKEN",
         help="of every rank; of it the model takes; and a step, for each nominal token of a rank",
     )
+    parser.add_argument(
+        "--template-gib",
+        type=float,
+        metavar="GIB",
+        help="of the host, for templates of edits, all of them recorded: steps take what masks leave (FLUX)",
+    )
     parser.add_argument("--check", action="store_true", help="check all bookkeeping after every event (slow)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
 
@@ -94,6 +102,8 @@ def simulation_options(args: argparse.Namespace) -> SimulationOptions:
         raise ValueError(f"--grace-s must be a non-negative number, got {args.grace_s}")
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {args.jobs}")
+    if args.template_gib is not None and not args.template_gib >= 0:
+        raise ValueError(f"--template-gib must be a non-negative number, got {args.template_gib}")
     options = SimulationOptions(
         args.ranks,
         dispatch_latency_s=args.dispatch_latency_s,
@@ -104,6 +114,7 @@ def simulation_options(args: argparse.Namespace) -> SimulationOptions:
         failures=tuple(map(RankFailure.parse, args.fail_rank)),
         slow_ranks=tuple(map(SlowRank.parse, args.slow_rank)),
         memory=None if args.memory is None else DeviceMemory.parse(args.memory),
+        edits=None if args.template_gib is None else flux_edits(args.template_gib * GIB, template_names()),
     )
     if args.bound:
         check_bounded(options)

@@ -8,13 +8,18 @@ from gfdit.cli.policy_options import chosen_policies
 from gfdit.cli.sim import add_simulation_options, num_processes, progress, simulation_options, write_json
 from gfdit.sim.compare import in_processes, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.edit_workloads import EDITS
 from gfdit.sim.sweep import Grid, Point, Sweep, num_cases, run_sweep
 from gfdit.sim.workloads import PATTERNS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workload", action="append", required=True, metavar="NAME", help=f"repeat: {', '.join(PATTERNS)}"
+        "--workload",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help=f"repeat: {', '.join((*PATTERNS, *EDITS))}",
     )
     parser.add_argument("--load", metavar="X,Y,…", help="work offered / capacity, several with commas")
     parser.add_argument("--per-min", metavar="X,Y,…", help="instead of a load: requests a minute")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
+from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.trace import write_trace
 from gfdit.sim.workflow_mixes import DEFAULT_SLO_SCALE, MIXES, mix_of
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_classes
@@ -16,8 +18,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        choices=(*PATTERNS, *MIXES),
-        help=f"one of: {', '.join(PATTERNS)}; of workflows: {', '.join(MIXES)}",
+        choices=(*PATTERNS, *EDITS, *MIXES),
+        help=f"one of: {', '.join(PATTERNS)}; of edits: {', '.join(EDITS)}; of workflows: {', '.join(MIXES)}",
     )
     parser.add_argument(
         "--costs", metavar="C.json", help="cost table: a file or a shipped name; workflows need none"
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.costs is None:
         raise ValueError(f"{args.name} needs --costs")
     cost = TableCostModel(load_cost_table(args.costs))
+    if args.name in EDITS:
+        return _edits(args, cost)
     workload = PATTERNS[args.name]
     if args.load is None and args.per_min is None and not workload.has_rate:
         raise ValueError(f"{args.name} needs --load or --per-min")
@@ -84,6 +88,35 @@ def run(args: argparse.Namespace) -> int:
     over_s = args.duration_s or (trace[-1].arrival_s if args.num_requests else workload.duration_s)
     load = offered_load(trace, classes, num_ranks=args.ranks, over_s=over_s)
     print(f"{args.out}: {len(trace)} requests in {over_s:.0f} s, load {load:.2f}: {sizes}")
+    return 0
+
+
+def _edits(args: argparse.Namespace, cost: TableCostModel) -> int:
+    for name in ("model", "deadline_factors"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for edits, which have theirs")
+    workload, times = EDITS[args.name], EditTimes(cost, flux_edits(), args.steps or NUM_STEPS)
+    trace = generate_edits(
+        workload,
+        times,
+        num_ranks=args.ranks,
+        seed=args.seed,
+        load=args.load,
+        per_min=args.per_min,
+        cv=1.0 if args.cv is None else args.cv,
+        duration_s=args.duration_s,
+        num_requests=args.num_requests,
+        slo_scale=args.slo_scale,
+    )
+    write_trace(args.out, trace)
+    ratios = [request.mask_ratio or 0.0 for request in trace]
+    templates = {request.template for request in trace}
+    over_s = args.duration_s or trace[-1].arrival_s
+    load = sum(map(times.alone_s, ratios)) / (args.ranks * over_s)
+    print(
+        f"{args.out}: {len(trace)} edits in {over_s:.0f} s, load {load:.2f}: of {len(templates)} templates, "
+        f"mean mask ratio {sum(ratios) / len(ratios):.2f}"
+    )
     return 0
 
 

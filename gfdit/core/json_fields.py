@@ -47,6 +47,10 @@ class JsonFields:
             raise self.error(name, f"must be a non-empty string, got {_show(value)}")
         return value
 
+    def text_or_none(self, name: str) -> str | None:
+        """A non-empty string; None if it is null or left out."""
+        return self.take(name, None) if self._values.get(name) is None else self.text(name)
+
     def flag(self, name: str, default: Any = _MISSING) -> bool:
         value = self.take(name, default)
         if not isinstance(value, bool):

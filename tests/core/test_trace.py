@@ -37,6 +37,14 @@ def test_a_trace_survives_the_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0]) == LINE
 
 
+def test_a_trace_of_edits_survives_the_file(tmp_path: Path) -> None:
+    edits = [TraceRequest(**LINE, mask_ratio=0.25, template="t1")]  # type: ignore[arg-type]
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, edits)
+    assert read_trace(path) == edits
+    assert json.loads(path.read_text()) == LINE | {"mask_ratio": 0.25, "template": "t1"}
+
+
 def test_what_may_be_left_out(tmp_path: Path) -> None:
     short = {name: LINE[name] for name in ("id", "arrival_s", "model", "height", "width", "num_steps")}
     (request,) = read_trace(write(tmp_path / "t.jsonl", "", short, ""))
@@ -67,6 +75,9 @@ def test_as_a_request_on_another_clock() -> None:
         ({"cfg": None}, "field 'cfg' must be true or false, got None"),
         ({"deadline_s": 0}, "field 'deadline_s' must be a positive number, got 0"),
         ({"priority": 1.5}, "field 'priority' must be an integer, got 1.5"),
+        ({"mask_ratio": 1.5}, "field 'mask_ratio' must be at most 1, got 1.5"),
+        ({"mask_ratio": 0}, "field 'mask_ratio' must be a positive number, got 0"),
+        ({"template": ""}, "field 'template' must be a non-empty string, got ''"),
         ({"deadline_ms": 1}, "field 'deadline_ms' is unknown, known: id, arrival_s, "),
     ],
 )

@@ -28,7 +28,7 @@ def test_the_generator_writes_the_files_that_are_there(tmp_path: Path) -> None:
     write_all(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_bytes() for path in FOLDER.glob("*.json")}
-    assert shipped_tables() == ("flux-h100", "qwen-image-h20", "wan2.2-synthetic")
+    assert shipped_tables() == ("flux-h100", "flux-h100-edits", "qwen-image-h20", "wan2.2-synthetic")
 
 
 def test_qwen_image_figures() -> None:
@@ -55,7 +55,8 @@ def test_wan_figures() -> None:
 
 def test_a_table_that_is_not_there_is_told_with_those_that_are() -> None:
     with pytest.raises(
-        ValueError, match=r"costs\.json does not exist.*flux-h100, qwen-image-h20, wan2\.2-synthetic"
+        ValueError,
+        match=r"costs\.json does not exist.*flux-h100, flux-h100-edits, qwen-image-h20, wan2\.2-synthetic",
     ):
         load_cost_table("costs.json")
 

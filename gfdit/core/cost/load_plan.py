@@ -74,19 +74,20 @@ def leading_full_blocks(
     """
     return min(
         range(num_blocks + 1),
-        key=lambda num_full: _step_s(num_full, num_blocks, cached_s, full_s, load_s, num_ahead, num_steps),
+        key=lambda num_full: steady_step_s(num_full, num_blocks, cached_s, full_s, load_s, num_ahead, num_steps),
     )
 
 
-def _step_s(
+def steady_step_s(
     num_full: int,
     num_blocks: int,
     cached_s: float,
     full_s: float,
     load_s: float,
     num_ahead: int,
-    num_steps: int,
+    num_steps: int = 4,
 ) -> float:
+    """What the last of ``num_steps`` takes if the first ``num_full`` blocks compute all."""
     now_s = before_s = loaded_s = 0.0
     used_s: list[float] = []
     for _ in range(num_steps):
