@@ -18,7 +18,7 @@ class TraceRequest:
     """One line. ``arrival_s`` counts from the start of the trace, ``deadline_s`` from the arrival.
 
     Without ``deadline_s`` the request is late never. A larger ``priority`` is more urgent. An edit paints the
-    share ``mask_ratio`` of the image ``template``.
+    share ``mask_ratio`` of the image ``template``, in the share ``strength`` of ``num_steps``, by default all.
     """
 
     id: str
@@ -34,6 +34,7 @@ class TraceRequest:
     priority: int = 0
     mask_ratio: float | None = None
     template: str | None = None
+    strength: float | None = None
 
     def request(self, start_s: float = 0.0, *, computed_percent: int = 100) -> Request:
         """For a control plane on whose clock the trace begins at ``start_s``.
@@ -45,7 +46,7 @@ class TraceRequest:
             id=self.id,
             model=self.model,
             shape=Shape(self.height, self.width, self.num_frames, computed_percent=computed_percent),
-            num_steps=self.num_steps,
+            num_steps=self.num_steps - int(self.num_steps * (1 - (self.strength or 1.0))),  # as diffusers counts
             arrival_s=arrival_s,
             cfg=self.cfg,
             deadline_s=None if self.deadline_s is None else arrival_s + self.deadline_s,
@@ -79,7 +80,7 @@ def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
     lines = []
     for request in requests:
         fields = asdict(request)
-        for name in ("mask_ratio", "template"):
+        for name in ("mask_ratio", "template", "strength"):
             if fields[name] is None:
                 del fields[name]
         lines.append(json.dumps(fields) + "\n")
@@ -101,8 +102,10 @@ def _read_request(fields: JsonFields) -> TraceRequest:
         priority=fields.integer("priority", 0, minimum=None),
         mask_ratio=fields.number_or_none("mask_ratio"),
         template=fields.text_or_none("template"),
+        strength=fields.number_or_none("strength"),
     )
-    if request.mask_ratio is not None and request.mask_ratio > 1:
-        raise fields.error("mask_ratio", f"must be at most 1, got {request.mask_ratio}")
+    for name in ("mask_ratio", "strength"):
+        if (value := getattr(request, name)) is not None and value > 1:
+            raise fields.error(name, f"must be at most 1, got {value}")
     fields.end()
     return request

@@ -7,7 +7,9 @@ images.
 from __future__ import annotations
 
 import base64
+import io
 import json
+import random
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits of other servers ta
 VIDEOS_PATH = "/v1/videos/sync"
 GUIDANCE_SCALE = 4.0
 FRAMES_PER_S = 16
+TOKEN_SIDE = 16  # pixels
 WHOLE_SCHEDULE = 1.0  # of edits under a mask: as many steps as are asked for
 NO_GUIDANCE = 0.0  # some families are guided unless they are told not to be
 _SUBJECTS = ("a red panda", "a lighthouse", "an old tram", "a bowl of cherries", "two foxes", "a glass city")
@@ -64,6 +67,8 @@ def generation(
 
     ``mask_image`` is one that is white where to edit. ``send_slo`` tells the server deadline, class and priority,
     which only gfdit understands. ``extra_params`` are what only the model understands, and other options of gfdit.
+    An edit without images is of one that follows from its template's name, as its prompt does, with the upper rows
+    of tokens under the mask.
     """
     extra = dict(extra_params)
     if send_slo:
@@ -72,8 +77,11 @@ def generation(
         form = _video_form(request) | ({"extra_params": json.dumps(extra)} if extra else {})
         files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
         return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
+    if request.mask_ratio is not None:
+        input_image, mask_image = input_image or _template(request), mask_image or _mask(request)
     if input_image is not None and mask_image is not None:
-        form = {"prompt": prompt_of(request.id), **_common(request), "strength": WHOLE_SCHEDULE}
+        form = {"prompt": prompt_of(request.template or request.id), **_common(request)}
+        form["strength"] = request.strength or WHOLE_SCHEDULE
         form |= {"extra_params": json.dumps(extra)} if extra else {}
         images = {"image": input_image, "mask_image": mask_image}
         files = {name: (f"{name}.png", image, "image/png") for name, image in images.items()}
@@ -120,6 +128,34 @@ def _chat_body(request: TraceRequest, input_image: bytes, extra: dict[str, Any])
     ]
     extra_body = _common(request) | {"extra_args": extra}
     return {"messages": [{"role": "user", "content": content}], "extra_body": extra_body}
+
+
+def _template(request: TraceRequest) -> bytes:
+    from PIL import Image
+
+    draw = random.Random(request.template)
+    corners = Image.frombytes("RGB", (2, 2), draw.randbytes(12))
+    return _png(corners.resize((request.width, request.height), Image.Resampling.BICUBIC))
+
+
+def _mask(request: TraceRequest) -> bytes:
+    return mask_of(request.width, request.height, request.mask_ratio or 1.0)[0]
+
+
+def mask_of(width: int, height: int, mask_ratio: float) -> tuple[bytes, float]:
+    """A PNG that is white in about such a share of its rows of tokens, at least one, and the share."""
+    from PIL import Image
+
+    painted = min(height, TOKEN_SIDE * max(1, round(mask_ratio * height / TOKEN_SIDE)))
+    mask = Image.new("L", (width, height))
+    mask.paste(255, (0, 0, width, painted))
+    return _png(mask), painted / height
+
+
+def _png(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def _read_image(response: httpx.Response) -> bytes:

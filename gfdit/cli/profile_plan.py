@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gfdit.cli.http_requests import mask_of
 from gfdit.cli.profile_server import ProfileServer, Wanted, script_between, script_on
 from gfdit.core import ParallelSpec, Shape, TaskKind
 from gfdit.core.cost.table import CostKey
@@ -18,8 +18,6 @@ STEPS_PER_REQUEST = 6
 # In a mix, so that steps take most of the time, as they do in a server, and few ranks are idle at the end.
 STEPS_IN_MIX = 12
 PASSES = 2
-# Of the image that a token is, in pixels.
-TOKEN_SIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,22 +163,15 @@ class Profiler:
 
     def measure_mask(self, kind: Kind, mask_ratio: float) -> tuple[float, float]:
         """Of edits with about so much under a mask, in rows of tokens: the share, and seconds of a step."""
-        from PIL import Image
-
-        height, width, _ = kind.shape.size
-        num_rows = max(1, round(mask_ratio * height / TOKEN_SIDE))
-        mask = Image.new("L", (width, height))
-        mask.paste(255, (0, 0, width, min(height, num_rows * TOKEN_SIDE)))
-        file = io.BytesIO()
-        mask.save(file, "PNG")
+        mask, mask_ratio = mask_of(kind.shape.width, kind.shape.height, mask_ratio)
         scripts = [script_on((rank,), SINGLE) for rank in range(self.num_ranks if self.effort.busy else 1)]
         wanted = [Wanted(kind.shape, kind.cfg, STEPS_IN_MIX, script) for script in scripts]
-        self.server.run(wanted[:1], file.getvalue())  # warms up
+        self.server.run(wanted[:1], mask)  # warms up
         seconds: list[float] = []
         while not self.effort.suffices(seconds):
-            for arrived in self.server.run(wanted, file.getvalue()):
+            for arrived in self.server.run(wanted, mask):
                 seconds += self.server.samples.steps_s[arrived.request.id][1:]  # the first one computes all
-        return min(1.0, num_rows * TOKEN_SIDE / height), typical(seconds)
+        return mask_ratio, typical(seconds)
 
     def _seconds(self, key: CostKey) -> list[float]:
         return self.server.samples.task_s.get(key, [])

@@ -76,6 +76,7 @@ def test_as_a_request_on_another_clock() -> None:
         ({"deadline_s": 0}, "field 'deadline_s' must be a positive number, got 0"),
         ({"priority": 1.5}, "field 'priority' must be an integer, got 1.5"),
         ({"mask_ratio": 1.5}, "field 'mask_ratio' must be at most 1, got 1.5"),
+        ({"strength": 2}, "field 'strength' must be at most 1, got 2"),
         ({"mask_ratio": 0}, "field 'mask_ratio' must be a positive number, got 0"),
         ({"template": ""}, "field 'template' must be a non-empty string, got ''"),
         ({"deadline_ms": 1}, "field 'deadline_ms' is unknown, known: id, arrival_s, "),

@@ -1,6 +1,7 @@
 """The replay client against a small server: when it sends, what it sends, and what it makes of the answers."""
 
 import asyncio
+import io
 import json
 import threading
 from dataclasses import replace
@@ -9,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
-from gfdit.cli.http_requests import CHAT_PATH, IMAGES_PATH, VIDEOS_PATH, generation, prompt_of, seed_of
+from gfdit.cli.http_requests import CHAT_PATH, EDITS_PATH, IMAGES_PATH, VIDEOS_PATH, generation, prompt_of, seed_of
 from gfdit.cli.main import main
 from gfdit.cli.replay import Outcome, ReplayOptions, replay
 from gfdit.cli.replay_report import summarize
@@ -124,6 +127,26 @@ def test_every_kind_of_request_has_its_endpoint() -> None:
         moving = generation(video, send_slo=False, input_image=input_image)
         assert moving.path == VIDEOS_PATH and moving.arguments["data"]["num_frames"] == 5
         assert bool(moving.arguments["files"]) == bool(input_image)
+
+
+def test_edits_of_a_template_bring_it_and_their_own_mask() -> None:
+    one = trace_request("a", mask_ratio=0.3, template="t1", strength=0.5, deadline_s=2.0)
+    other = replace(one, id="b", mask_ratio=0.6)
+    first, second = (generation(each, send_slo=True).arguments for each in (one, other))
+    assert generation(one, send_slo=False).path == EDITS_PATH
+    assert first["data"]["prompt"] == second["data"]["prompt"], "or what is kept of it would be of no use"
+    assert first["data"]["seed"] != second["data"]["seed"] and first["data"]["strength"] == 0.5
+    assert json.loads(first["data"]["extra_params"])["gfdit"]["deadline_ms"] == 2000.0
+    assert first["files"]["image"] == second["files"]["image"]
+    masks = [Image.open(io.BytesIO(each["files"]["mask_image"][1])) for each in (first, second)]
+    assert [mask.size for mask in masks] == [(one.width, one.height)] * 2
+    painted = [np.asarray(mask).mean() / 255 for mask in masks]
+    rows = one.height // 16
+    assert painted == pytest.approx([round(ratio * rows) / rows for ratio in (0.3, 0.6)])
+    assert (
+        generation(replace(one, template="t2"), send_slo=False).arguments["files"]["image"]
+        != first["files"]["image"]
+    )
 
 
 def test_answers_are_read() -> None:
