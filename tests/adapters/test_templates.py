@@ -16,7 +16,8 @@ from gfdit.templates import Reading, TemplateStore
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
 
-FAMILIES = ["qwen-image", "flux", "sd3", pytest.param("qwen-image-edit", marks=pytest.mark.thorough)]
+THOROUGH = [pytest.param(family, marks=pytest.mark.thorough) for family in ("sd3", "qwen-image-edit")]
+FAMILIES = ["qwen-image", "flux", *THOROUGH]
 
 FROM_TEMPLATE = FromTemplate._attend
 
