@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def edits(ratios: list[float | None], num_steps: int = 10) -> list[TraceRequest]
 
 
 def run(
-    trace: list[TraceRequest], num_ranks: int, folder: Path, **options: bool
+    trace: list[TraceRequest], num_ranks: int, folder: Path, **options: Any
 ) -> tuple[SimulationRun, Counter[int]]:
     """And how often so many took a step together."""
     path = folder / "timeline.json"
