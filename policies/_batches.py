@@ -21,12 +21,16 @@ T = TypeVar("T", bound=_Timed)
 
 
 def join(
-    hosts: Iterable[T], waiting: Iterable[T], may_take: Callable[[T, float], bool]
+    hosts: Iterable[T],
+    waiting: Iterable[T],
+    may_take: Callable[[T, float], bool],
+    even_s: float = math.inf,
 ) -> list[tuple[T, list[T]]]:
     """Who of ``waiting`` shares the next step of whom (selective batching, TetriServe paper, section 5).
 
     Both run at their narrowest degree. Only requests alike share a step, if one for all is faster than one after
-    the other and if every one of them ``may_take`` a step of so many seconds. The first of both come first.
+    the other and if every one of them ``may_take`` a step of so many seconds. The first of both come first. No
+    edit joins others whose steps alone take ``even_s`` or more: there are better places.
     """
     alike: dict[Hashable, list[T]] = {}
     for one in waiting:
@@ -34,10 +38,11 @@ def join(
     shared = []
     for host in hosts:
         queue = alike.get(_kind(host), [])
+        most = _num_within([host, *queue], even_s) if _is_edit(host) else len(queue) + 1
         for size in sorted(host.times.batch_s, reverse=True):
-            batch = [host, *queue[: size - 1]]
-            if len(batch) < size:
+            if size > most:
                 continue
+            batch = [host, *queue[: size - 1]]
             together_s, one_by_one_s = _step_s(batch)
             if together_s < one_by_one_s and all([may_take(one, together_s) for one in batch]):
                 shared.append((host, batch[1:]))
@@ -63,10 +68,24 @@ def to_prepare(prepared: Iterable[T], unprepared: Iterable[T]) -> Sequence[T]:
     return chosen
 
 
+def _num_within(queue: Sequence[_Timed], even_s: float) -> int:
+    """How many of the first are as much as ``even_s``, or all of them."""
+    total_s = 0.0
+    for number, one in enumerate(queue, start=1):
+        total_s += next(iter(one.times.step_s.values()))
+        if total_s >= even_s:
+            return number
+    return len(queue)
+
+
+def _is_edit(one: _Timed) -> bool:
+    return one.request.shape.computed_percent < 100
+
+
 def _kind(one: _Timed) -> Hashable:
     """Requests of one class share their times. Edits share steps whatever their masks (FlashPS, section 4.3)."""
     request = one.request
-    if request.shape.computed_percent == 100:
+    if not _is_edit(one):
         return id(one.times)
     return request.model, request.shape.whole, request.cfg, request.candidates
 

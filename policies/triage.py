@@ -19,6 +19,12 @@ from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._wide import useful_times
 
+FILLING = 0.8
+"""Of a rank's even share of the work, how much a batch of edits has before it takes no more of them.
+
+Full batches would leave some ranks with one request and others with many, who wait for each other.
+"""
+
 
 class Start(NamedTuple):
     """A task to run now."""
@@ -50,7 +56,8 @@ class Triage:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
     5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
        for all is faster than one after the other and they are in time all the same. They are encoded for that
-       before their turn.
+       before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
+       more of them share a step than their part of all that is there.
 
     Deadlines and patience pull in opposite directions: under lasting overload the latest requests of first come,
     first served are only matched by giving up deadlines. A ``patience`` near 1 does that, infinity never.
@@ -134,7 +141,7 @@ class Triage:
                 starts.append(Start(task, prospect, spec))
                 left.take(task.model, spec.size)
                 if not left:
-                    guests = self._guests(starts, in_turn, tasks, view.now_s) if self.batching else {}
+                    guests = self._guests(starts, in_turn, prospects, tasks, view) if self.batching else {}
                     break
         else:
             if left and len(starts) == len(ready):
@@ -208,7 +215,9 @@ class Triage:
         """Whether it may share its steps: from ``now_s`` on, a step by itself would still be in time."""
         if prospect.needed or not prospect.times.batch_s:
             return False
-        return self.objective == "throughput" or (prospect.kept and now_s <= prospect.latest_start_s)
+        if self.objective == "throughput" or (prospect.kept and now_s <= prospect.latest_start_s):
+            return True
+        return not prospect.kept and prospect.request.shape.computed_percent < 100
 
     def _partners_first(
         self, others: Sequence[Prospect], tasks: Mapping[str, TaskView], now_s: float
@@ -220,9 +229,15 @@ class Triage:
         return [*first, *(p for p in others if p not in first)] if first else others
 
     def _guests(
-        self, starts: Iterable[Start], waiting: Iterable[Prospect], tasks: Mapping[str, TaskView], now_s: float
+        self,
+        starts: Iterable[Start],
+        waiting: Iterable[Prospect],
+        prospects: Mapping[str, Prospect],
+        tasks: Mapping[str, TaskView],
+        view: SchedulerView,
     ) -> dict[str, list[str]]:
         """The tasks of those ``waiting`` that share a step which starts now, by its task."""
+        now_s = view.now_s
         hosts = [start.prospect for start in starts if self._may_share(start.prospect, now_s)]
         if not hosts:
             return {}
@@ -230,8 +245,14 @@ class Triage:
             [prospect for prospect in hosts if _is_step(prospect, tasks)],
             [prospect for prospect in waiting if _is_step(prospect, tasks)],
             lambda prospect, batch_s: self._may_share(prospect, now_s + batch_s - prospect.step_s),
+            math.inf if self.objective == "throughput" else FILLING * _even_s(prospects.values(), view),
         )
         return {tasks[host.request.id].id: [tasks[one.request.id].id for one in guests] for host, guests in shared}
+
+
+def _even_s(prospects: Iterable[Prospect], view: SchedulerView) -> float:
+    """What each rank would have to do for one step of everybody."""
+    return sum([prospect.step_s * prospect.specs[0].size for prospect in prospects]) / len(view.ranks)
 
 
 def _has_place(task: TaskView, view: SchedulerView) -> bool:

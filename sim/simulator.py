@@ -51,10 +51,14 @@ class Status(StrEnum):
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """``rank_seconds`` counts execution on every rank of its tasks; a batch's tasks share theirs equally."""
+    """``rank_seconds`` counts execution on every rank of its tasks; a batch's tasks share theirs equally.
+
+    ``start_s`` is when the first of its tasks began that has ended.
+    """
 
     trace: TraceRequest
     status: Status = Status.STARVED
+    start_s: float | None = None
     end_s: float | None = None
     detail: str = ""
     rank_seconds: float = 0.0
@@ -364,7 +368,10 @@ class Simulator:
             run.last_end_s = execution.end_s
         share_s = seconds * len(layout.ranks) / len(command.tasks)
         for task in command.tasks:
-            self._requests[task.request_id].rank_seconds += share_s
+            request = self._requests[task.request_id]
+            request.rank_seconds += share_s
+            if request.start_s is None:
+                request.start_s = execution.start_s
             if self._timeline is not None:
                 where = (task.id, task.request_id, task.kind, task.step_index, layout)
                 for rank in layout.ranks:

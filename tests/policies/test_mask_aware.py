@@ -86,6 +86,12 @@ def test_by_the_latency_of_all(tmp_path: Path) -> None:
     assert placed("pipeline", tmp_path) == [0, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("placement", "rank"), [("pipeline", 1), ("tokens", 1), ("count", 0)])
+def test_of_as_many_steps_those_of_small_masks_are_less(placement: Any, rank: int, tmp_path: Path) -> None:
+    trace = [edit("a-wide", 0.0, 0.9, 10), edit("b-small", 0.01, 0.1, 10), edit("c", 0.02, 0.5, 10)]
+    assert homes(spans(MaskAware(placement=placement), trace, tmp_path, num_ranks=2))["c"] == rank
+
+
 def test_by_what_they_compute_in_a_step(tmp_path: Path) -> None:
     """10 + 20 % against 90 + 20 %, then 30 + 20 %: rank 0 has all but the wide one, however long it takes."""
     assert placed("tokens", tmp_path) == [0, 1, 0, 0]
