@@ -20,7 +20,7 @@ import torch
 
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
-from gfdit.core.cost.load_plan import leading_full_blocks
+from gfdit.core.cost.load_plan import leading_full_blocks, steady_step_s
 from gfdit.templates import Reading, TemplateKey, TemplateStore, Unit, UnitKey, gather, scales_of
 from gfdit.templates.budget import Precision
 
@@ -28,6 +28,8 @@ from gfdit.templates.budget import Precision
 AHEAD_BYTES = 3 << 29
 #: Kinds of steps whose time is remembered.
 MAX_KINDS = 1000
+#: So many times longer a step has to be than it could for another number of leading blocks.
+WORTH_IT = 1.1
 
 
 def template_of(request: Any, od_config: Any) -> TemplateKey:
@@ -191,6 +193,7 @@ class Loads:
         self._tokens: dict[int, Tokens] = {}
         self._upcoming: Iterator[Item] = iter(())
         self._ahead: deque[tuple[Item, Future[Loaded | None]]] = deque()
+        self._planned: int | None = None
 
     def has(self, place: Place) -> bool:
         """Whether all of it is there; it stays so until the next step has begun."""
@@ -213,9 +216,16 @@ class Loads:
         layer_s = full_s / (len(passes) * num_layers)
         share = len(self._chosen) / num_tokens
         num_bytes = (1 - share) * len(place.heads) * passes[0][0].values[0].nbytes
-        times_s = (float(f"{each:.1e}") for each in (share * layer_s, layer_s, num_bytes * s_per_byte))
-        found = leading_full_blocks(num_layers, *times_s, self._num_ahead(passes))  # of which few are new
-        return bisect_left(list(accumulate(layers, initial=0)), found)
+        # Rounded, so that few are new.
+        cached_s, full_s, load_s = (
+            float(f"{each:.1e}") for each in (share * layer_s, layer_s, num_bytes * s_per_byte)
+        )
+        steps = num_layers, cached_s, full_s, load_s, self._num_ahead(passes)
+        best = leading_full_blocks(*steps)
+        # Another number than in the step before makes what is on its way useless.
+        if self._planned is None or steady_step_s(self._planned, *steps) > WORTH_IT * steady_step_s(best, *steps):
+            self._planned = best
+        return bisect_left(list(accumulate(layers, initial=0)), self._planned)
 
     def prediction(
         self, place: Place, next_place: Place | None, full: FullBlocks = NO_FULL_BLOCKS
@@ -270,6 +280,8 @@ class Loads:
         return max(1, AHEAD_BYTES // layer_bytes)
 
     def _drop_ahead(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()  # or others would wait for what nobody wants
         self._ahead.clear()
         self._upcoming = iter(())
 
