@@ -162,7 +162,8 @@ def _placement(rows: Rows) -> list[str]:
         "",
         "The paper's policies do not look at deadlines, which are 2, 4 and 8 times an edit's time alone; `triage`",
         "is there with and without, and once with `patience` 1, for lower latest latencies. The last column:",
-        "means of the ratios of each trace, with deadlines.",
+        "means of the ratios of each trace, with deadlines. At 0.25 edits/s `triage` gives idle ranks to steps:",
+        "several compute one, and what they exchange is taken to shrink with the mask as all else does.",
     ]
     for metric, what in (("p95_s", "p95, s"), ("mean_s", "mean, s"), ("attainment", "in time, %")):
         body = []
