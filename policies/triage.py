@@ -19,7 +19,7 @@ from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._wide import useful_times
 
-FILLING = 0.8
+FILLING = 0.7
 """Of a rank's even share of the work, how much a batch of edits has before it takes no more of them.
 
 Full batches would leave some ranks with one request and others with many, who wait for each other.

@@ -58,10 +58,10 @@ class SimulatedRequest:
 
     trace: TraceRequest
     status: Status = Status.STARVED
-    start_s: float | None = None
     end_s: float | None = None
     detail: str = ""
     rank_seconds: float = 0.0
+    start_s: float | None = None
 
     @property
     def latency_s(self) -> float | None:
