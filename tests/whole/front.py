@@ -105,6 +105,7 @@ class Endpoints:
     def __init__(self, world: World, shutdown_timeout_s: float) -> None:
         self.server = SimpleNamespace(config=SimpleNamespace(timeout_graceful_shutdown=None), should_exit=False)
         self.state = SimpleNamespace(server=self.server, engine_client=self)
+        self.routes: list[Any] = []  # no endpoint of edits
         self.is_down = False
         self._world = world
         self._settings = {"gfdit": {"shutdown_timeout_s": shutdown_timeout_s}}

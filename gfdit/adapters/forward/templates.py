@@ -197,10 +197,11 @@ class Loads:
 
     def has(self, place: Place) -> bool:
         """Whether all of it is there; it stays so until the next step has begun."""
-        if self._units.get(place, ()) is None:  # by now it may be
+        if (units := self._units.get(place)) is None and place in self._units:  # by now it may be
             self._drop_ahead()
             del self._units[place]
-        return self._templates.thread.submit(self._found, place).result() is not None
+        # The thread may have much to do before it gets to this.
+        return units is not None or self._templates.thread.submit(self._found, place).result() is not None
 
     def num_full_blocks(self, place: Place, full_s: float | None, layers: Sequence[int]) -> int:
         """With how many leading blocks a step of a place that is there is fastest; ``layers`` are those of each.
@@ -241,6 +242,8 @@ class Loads:
         if not self._ahead or self._ahead[0][0] != expected:  # nothing of it is on its way
             self._drop_ahead()
             self._upcoming = _items(place, passes, full)
+        if next_place is not None:
+            self._templates.thread.submit(self._found, next_place)  # behind what this step needs
         if next_place is not None and self._templates.crosses_steps:
             self._upcoming = chain(self._upcoming, _items(next_place, passes, full))
         for known in list(self._units):
