@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import HTTPException
-from vllm_omni.entrypoints.openai import api_server
 
 PATH = "/v1/images/edits"
 _extra_params: ContextVar[dict[str, Any] | None] = ContextVar("extra_params of an edit", default=None)
@@ -23,6 +22,8 @@ def complete_edits(app: Any) -> None:
     """Have the endpoint of ``app`` take them. Does nothing for one without the endpoint."""
     for route in app.routes:
         if getattr(route, "path", None) == PATH:
+            from vllm_omni.entrypoints.openai import api_server  # nobody without the endpoint loads all of it
+
             route.dependant.call = _completed(route.dependant.call)
             api_server.apply_stage_default_sampling_params = _with_extra_params(
                 api_server.apply_stage_default_sampling_params

@@ -9,17 +9,16 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from vllm.logger import init_logger
 
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import EditOptions
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
-from gfdit.templates import TemplateStore
 
-logger = init_logger(__name__)
+if TYPE_CHECKING:
+    from gfdit.templates import TemplateStore
 
 _MIB = 1024 * 1024
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -40,12 +39,16 @@ class TemplateSettings:
     full_blocks: int | None
 
     def open(self) -> TemplateStore:
+        from vllm.logger import init_logger
+
+        from gfdit.templates import TemplateStore  # of those who read settings, few open it
+
         return TemplateStore(
             self.folder,
             self.shared,
             host_bytes=self.host_bytes,
             disk_bytes=0 if self.folder is None else self.disk_bytes,
-            on_message=logger.warning,
+            on_message=init_logger(__name__).warning,
         )
 
     def close(self) -> None:
