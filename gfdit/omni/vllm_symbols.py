@@ -126,6 +126,9 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
         "pack_diffusion_output_shm": "output, d2h_stream=",
         "unpack_diffusion_output_shm": "output",
     },
+    "vllm_omni.diffusion.layers.rope": {
+        "RotaryEmbedding": None,
+    },
     "vllm_omni.diffusion.lora.manager": {
         "DiffusionLoRAManager": None,
     },
