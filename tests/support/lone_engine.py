@@ -104,7 +104,7 @@ class LoneEngine(ElasticDiffusionEngine):
         self.post_process_func = self.prefix_cache_func = None
         self.adapter: Any = EngineHalf(od_config, _NUM_RANKS)
         self.adapter.limits = self.settings.limits
-        self.workflows = None
+        self.workflows = self.recordings = self.templates = None
 
     def _init_executor(self, od_config: OmniDiffusionConfig) -> None:
         self.executor = LoneExecutor(od_config, self.settings, self.num_ranks)
