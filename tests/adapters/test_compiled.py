@@ -53,6 +53,7 @@ def test_one_graph_for_each_degree(kits: Kits) -> None:
     assert sum(graphs for graphs, _ in on_all(kit, graph_counts.count)) > 4
 
 
+@pytest.mark.thorough
 def test_tokens_under_a_mask_run_as_they_are(kits: Kits) -> None:
     """And leave the graphs of others alone."""
     kit = kits("qwen-image", num_ranks=2)

@@ -16,7 +16,7 @@ from tests.adapters.test_masked_tokens import asked, own
 from tests.adapters.test_templates import edit, record, use_store
 from tests.families.image_requests import left_half, picture
 
-FAMILIES = ["qwen-image", "flux", pytest.param("sd3", marks=pytest.mark.thorough)]
+FAMILIES = ["flux", *(pytest.param(family, marks=pytest.mark.thorough) for family in ("qwen-image", "sd3"))]
 
 
 def blobs(side: int, *, zoom: float) -> Image.Image:

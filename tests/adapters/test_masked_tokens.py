@@ -11,8 +11,8 @@ from gfdit.adapters.testing import KitRequest
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
 
-THOROUGH = [pytest.param(family, marks=pytest.mark.thorough) for family in ("sd3", "qwen-image-edit")]
-FAMILIES = ["qwen-image", "flux", *THOROUGH]
+THOROUGH = [pytest.param(family, marks=pytest.mark.thorough) for family in ("flux", "sd3", "qwen-image-edit")]
+FAMILIES = ["qwen-image", *THOROUGH]
 
 
 def own(request: KitRequest, **options: int) -> KitRequest:

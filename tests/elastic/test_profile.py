@@ -72,6 +72,7 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     assert new == {(96, False, 1)} and before != (tmp_path / "c.json").read_bytes()
 
 
+@pytest.mark.thorough
 def test_what_masks_save_is_measured_and_known_to_cost_models(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
