@@ -60,6 +60,8 @@ def test_edits_of_templates_share_passes(family: str, kits: Kits, tmp_path: Path
         assert batched.requests_per_forward[0] == 2, "three are one pass, the other is one"
         for made, expected in zip(batched.outputs, [*alone, whole], strict=True):
             assert made.difference(expected) <= MOVED_TOLERANCE, script
+    if family == "sd3":  # whose positions are added before tokens are left out
+        return
     kit.on_ranks(take_first_positions, True)
     try:
         misled = kit.run_batched(edits, "sp1@0")

@@ -328,9 +328,13 @@ class ForwardAdapter(EngineHalf):
         computes_all = options.computes_all(step, inpainting.num_steps)
         if options.mode == "own":
             run.prediction, known_as = self._of_own(call, inpainting, computes_all, layout)
-        elif not computes_all:
+        elif not computes_all and not self._is_all_of_several(inpainting):
             run.prediction = self._of_template(call, run, inpainting, is_alone)
         return known_as
+
+    def _is_all_of_several(self, inpainting: Inpainting) -> bool:
+        """Everything is painted, but a pass has the template, too: what was recorded of that knows no edit."""
+        return self.family.templates_per_pass > 1 and len(inpainting.tokens) == inpainting.num_tokens
 
     def _of_own(
         self, call: TaskCall, inpainting: Inpainting, computes_all: bool, layout: ExecutionLayout
