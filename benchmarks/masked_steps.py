@@ -213,21 +213,18 @@ def steps_of(executor: Any, requests: list[KitRequest], batched: bool = False) -
 
 def load_slowly(executor: Any, layer_s: float, num_ahead: int, crosses_steps: bool, num_full: int | None) -> None:
     """From now on layers take ``layer_s`` to load, ``num_ahead`` of them ahead of their use."""
-    from gfdit.adapters.forward.templates import Loads
+    from gfdit.adapters.forward import templates as module
 
-    templates, load = executor.adapter.templates, getattr(Loads._load, "__wrapped__", Loads._load)
+    templates, gather = executor.adapter.templates, getattr(module.gather, "__wrapped__", module.gather)
 
-    @functools.wraps(load)
-    def slow(self: Any, *item: Any) -> Any:
+    @functools.wraps(gather)
+    def slow(*args: Any, **kwargs: Any) -> Any:
         start_s = time.perf_counter()
-        loaded = load(self, *item)
-        seconds = start_s + layer_s - time.perf_counter()
-        time.sleep(max(0.0, seconds))
-        if loaded is not None:
-            templates.pace.load_s_per_byte = (time.perf_counter() - start_s) / loaded.values.nbytes
-        return loaded
+        values = gather(*args, **kwargs)
+        time.sleep(max(0.0, start_s + layer_s - time.perf_counter()))
+        return values
 
-    Loads._load = slow  # type: ignore[method-assign, assignment]
+    module.gather = slow
     templates.num_ahead, templates.crosses_steps, templates.num_full_blocks = num_ahead, crosses_steps, num_full
 
 
