@@ -8,18 +8,6 @@ from typing import Literal
 Precision = Literal["as is", "fp8"]
 
 
-def unit_bytes(
-    num_blocks: int, num_tokens: int, head_size: int, *, value_bytes: int = 2, precision: Precision = "as is"
-) -> int:
-    """Bytes of keys and values of one head in one pass, of ``value_bytes`` each where they are kept as they are.
-
-    To the header of a file, at most a page of 4096 bytes and some of rounding, there is no regard: a pass is
-    megabytes.
-    """
-    num_values = num_blocks * 2 * num_tokens * head_size
-    return num_values * value_bytes if precision == "as is" else num_values + num_blocks * 2 * 4
-
-
 def plan_budget(
     num_steps: int, step_bytes: int, fp8_step_bytes: int, budget_bytes: int, *, may_round: bool = True
 ) -> dict[int, Precision]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from gfdit.templates.units import Unit
-
-_HOST_REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 def gather(
@@ -46,28 +43,6 @@ def scales_of(units: Sequence[Unit]) -> torch.Tensor | None:
     scales = [unit.scales for unit in units if unit.scales is not None]
     assert len(scales) == len(units)
     return torch.stack(scales, 1)[..., None, None]
-
-
-@contextlib.contextmanager
-def pinned(units: Sequence[Unit]) -> Iterator[bool]:
-    """While it lasts a GPU copies from ``units`` without a detour; False where that cannot be, and then as ever.
-
-    For copies of whole units; rows are gathered into a buffer that is pinned itself. The mappings are read-only
-    and are registered as such, which not every driver allows. Never run on a GPU so far.
-    """
-    registered: list[int] = []
-    if torch.cuda.is_available():
-        runtime = torch.cuda.cudart()
-        for unit in units:
-            address = unit.values.data_ptr()
-            if int(runtime.cudaHostRegister(address, unit.values.nbytes, _HOST_REGISTER_READ_ONLY)) != 0:
-                break
-            registered.append(address)
-    try:
-        yield bool(registered) and len(registered) == len(units)
-    finally:
-        for address in registered:
-            torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _raw(values: torch.Tensor) -> torch.Tensor:

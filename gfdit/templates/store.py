@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gfdit.templates.budget import Precision
-from gfdit.templates.claims import Claim, RecordingClaims
 from gfdit.templates.keys import TemplateKey, UnitKey
 from gfdit.templates.locks import FileLock
 from gfdit.templates.places import Outages, Place
@@ -107,7 +106,6 @@ class TemplateStore:
             )
         self._unreadable = Outages(on_message, retry_s)
         self._on_message = on_message
-        self._claims = RecordingClaims(shared / ".claims")
         self._loaders = ThreadPoolExecutor(num_loaders, "gfdit-templates")
         self._copies: dict[tuple[str, TemplateKey], Future[bool]] = {}
         self._verified: set[tuple[int, int, int]] = set()
@@ -147,13 +145,6 @@ class TemplateStore:
         kept, wanted = set().union(*self._units(template)), frozenset(heads)
         passes = [(step, branch) for step in steps for branch in range(num_branches)]
         return [(s, b) for s, b in passes if not {UnitKey(template, s, b, head) for head in wanted} <= kept]
-
-    def claim(self, template: TemplateKey, step: int, branch: int) -> Claim | None:
-        """That this process records a pass; None if another does. Advice only: recording twice does no harm.
-
-        Ends with :meth:`Claim.close`, or with the process.
-        """
-        return self._claims.claim(template, step, branch)
 
     def tier(self, template: TemplateKey, step: int | None = None) -> Tier:
         """``HOST`` if nothing of what is kept has to be loaded first, of one step or of all."""

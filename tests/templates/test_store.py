@@ -16,9 +16,7 @@ from tests.templates.helpers import (
     TOKENS,
     Stores,
     bytes_in,
-    in_a_fork,
     is_right,
-    kill_oneself,
     put_all,
     read,
     template,
@@ -190,25 +188,6 @@ def test_recording_goes_on_where_it_ended(stores: Stores) -> None:
     store.put(one_head, values_of(one_head))
     assert store.missing(A, range(2), 2, range(HEADS)) == [(0, 1), (1, 0), (1, 1)]
     assert store.missing(A, [1], 2, [0]) == [(1, 0)]
-
-
-def test_a_claim_is_one_rank_s_until_it_ends(stores: Stores) -> None:
-    one, other = stores.open(), stores.open()
-    claim = one.claim(A, 0, 0)
-    assert claim is not None and other.claim(A, 0, 0) is None and other.claim(A, 0, 1) is not None
-    claim.close()
-    with other.claim(A, 0, 0):  # type: ignore[union-attr]
-        assert one.claim(A, 0, 0) is None
-
-    def child() -> None:
-        kept = one.claim(A, 2, 0)
-        kill_oneself()
-        del kept
-
-    in_a_fork(child)
-    assert (stores.shared / ".claims" / f"{A}-2-0").exists()
-    stores.open()
-    assert not (stores.shared / ".claims" / f"{A}-2-0").exists()
 
 
 def test_templates_are_listed_and_forgotten(stores: Stores) -> None:
