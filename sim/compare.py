@@ -12,12 +12,15 @@ from typing import Any, TypeVar
 
 from gfdit.core import Policy
 from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
+from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
+from gfdit.sim.work import narrowest_rank_s
 from gfdit.sim.workflow_source import WorkflowSource
 
 NAMED = 5  # requests named in a complaint; more are counted
@@ -74,7 +77,15 @@ def simulate(job: Job, timeline: Path | None = None) -> Outcome:
     else:
         with TimelineWriter(timeline, job.options.num_ranks, base_s=0.0) as writer:
             done = simulator.run(writer)
-    return Outcome(summarize(done, grace_s=job.grace_s), _complaint(done))
+    return Outcome(summarize(done, grace_s=job.grace_s, narrowest_rank_s=_narrowest_rank_s(job)), _complaint(done))
+
+
+def _narrowest_rank_s(job: Job) -> dict[str, float] | None:
+    """None where a trace does not say how long tasks take: of workflows, and of edits under masks."""
+    if job.workflows is not None or job.options.edits is not None:
+        return None
+    cost = TableCostModel(job.table)
+    return narrowest_rank_s(job.trace, cost, GraphBuilder(cost, job.options.num_ranks))
 
 
 def simulate_spans(job: Job) -> tuple[Outcome, list[Span]]:

@@ -34,6 +34,7 @@ METRICS = (
     "p99_latency_s",
     "throughput_rps",
     "rank_busy_ratio",
+    "rank_widening_ratio",
     "rank_s_per_request",
     "num_completed",
     "num_rejected",
