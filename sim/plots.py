@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gfdit.observe.timeline import Span
+from gfdit.sim.plan import Answer, Requirement
 from gfdit.sim.sweep import BOUND, Point, Sweep
 from gfdit.sim.timeline_plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
 from gfdit.sim.trace import TraceRequest
@@ -85,6 +86,33 @@ def plot_trade_off(
     _finish(axes, "", x_label)
     axes.set_ylabel(y_label, fontsize=9)
     _legend(figure, axes)
+    figure.savefig(path, format="png")
+
+
+def plot_plan(answers: Sequence[Answer], requirements: Sequence[Requirement], path: str | Path) -> None:
+    """Write a PNG: a panel per requirement, its mean and its bound against ranks, the target and the answer marked."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, all_axes = _figure(len(requirements), share_y=False)
+    for number, (axes, requirement) in enumerate(zip(all_axes, requirements, strict=True)):
+        scale = 100 if requirement.kind == "attainment" else 1
+        for index, answer in enumerate(answers):
+            colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+            tried = list(answer.verdicts.values())
+            ranks = [verdict.num_ranks for verdict in tried]
+            means = [scale * verdict.means[number] for verdict in tried]
+            bounds = [scale * verdict.bounds[number] for verdict in tried]
+            axes.plot(ranks, means, color=colour, marker=marker, ms=4.5, lw=1.5, label=answer.policy)
+            axes.plot(ranks, bounds, color=colour, lw=1.0, ls=":")
+            if answer.num_ranks is not None:
+                axes.axvline(answer.num_ranks, color=colour, lw=0.8, alpha=0.5)
+        axes.axhline(scale * requirement.limit, color="#555555", ls="--", lw=1.2)
+        _finish(axes, f"target: {requirement}", "ranks (dotted: the bound that has to hold)")
+        axes.set_ylabel("requests in time, %" if scale == 100 else "latency, s", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if scale == 100:
+            axes.set_ylim(0, 102)
+    _legend(figure, all_axes[0])
     figure.savefig(path, format="png")
 
 
@@ -176,7 +204,7 @@ def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, i
     axes.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.5, label=policy, zorder=3)
 
 
-def _figure(num_panels: int) -> tuple[Figure, list[Any]]:
+def _figure(num_panels: int, *, share_y: bool = True) -> tuple[Figure, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -185,7 +213,7 @@ def _figure(num_panels: int) -> tuple[Figure, list[Any]]:
     size = (columns * PANEL_WIDTH_IN + 0.4, rows * PANEL_HEIGHT_IN + 0.6)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False).flatten()
     for spare in grid[num_panels:]:
         spare.remove()
     return figure, list(grid[:num_panels])

@@ -32,6 +32,7 @@ COMMANDS = {
     ),
     "sim": Command("gfdit.cli.sim", "run a trace through a policy under a virtual clock, without a GPU"),
     "sweep": Command("gfdit.cli.sweep", "compare policies over workloads, loads, deadlines and seeds"),
+    "plan": Command("gfdit.cli.plan", "find the fewest ranks that meet a target on a trace or workload"),
     "workload": Command("gfdit.cli.workload", "write a trace of a known arrival pattern at a chosen load"),
     "profile": Command(
         "gfdit.cli.profile", "measure a model's task times on a real server", takes_passthrough=True
