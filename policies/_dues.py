@@ -1,9 +1,9 @@
-"""By when each request should be over: its deadline if it is kept, else before it has waited for too long."""
+"""Whose deadlines are kept, and at what price to the others."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -13,15 +13,21 @@ from operator import attrgetter
 from gfdit.policies._allocation import ROUNDING_S
 from gfdit.policies._prospects import Prospect
 
+MEMORY = 100
+"""Requests that the mean of their work goes back."""
+
 
 @dataclass
 class ShadowQueue:
     """How long first come first served on single ranks would let requests wait, the work flowing like a fluid.
 
-    ``longest_s`` is the longest time from arrival to end since no request was alive.
+    ``longest_s`` is the longest time from arrival to end since no request was alive; ``mean_rank_s`` what the last
+    requests, about a hundred of them, took on one rank each.
     """
 
     longest_s: float = 0.0
+    mean_rank_s: float = 0.0
+    _num_seen: int = 0
     _backlog_rank_s: float = 0.0
     _until_s: float = 0.0
     _alive: set[str] = field(default_factory=set)
@@ -41,64 +47,79 @@ class ShadowQueue:
             self._until_s = arrival_s
             self.longest_s = max(self.longest_s, self._backlog_rank_s / num_ranks + prospect.left_s[0])
             self._backlog_rank_s += prospect.left_rank_s[0]
+            self._num_seen = min(self._num_seen + 1, MEMORY)
+            self.mean_rank_s += (prospect.left_rank_s[0] - self.mean_rank_s) / self._num_seen
             self._alive.add(name)
 
 
-def set_dues(
-    prospects: Collection[Prospect], patience_s: float, *, capacity: float, max_waste: float, now_s: float
-) -> None:
-    """Decide which requests are kept, as many as possible, and set everyone's ``due_s``.
+def keep(prospects: Collection[Prospect], *, capacity: float, max_waste: float, now_s: float) -> None:
+    """Decide which deadlines are kept, as many as possible; all others are due never.
 
-    ``capacity`` is the number of ranks that count. A kept request is due at its deadline, any other ``patience_s``
-    after its arrival. Moore and Hodgson's rule, for work that does not vanish when it is given up: in order of due
-    times, while more is due than the ranks can do until then, the kept request with the most work per weight is
-    given up, if that makes it due later.
+    ``capacity`` is the number of ranks that count. Moore and Hodgson's rule, for work that can be spread over
+    ranks: in order of deadlines, while more is due than the ranks can do until then, the kept request with the
+    most work per weight is given up.
     """
+    kept: list[Prospect] = []
     for prospect in prospects:
         if prospect.settled_until_s < now_s:
             prospect.settle(now_s, max_waste)
         prospect.work_rank_s = prospect.rest_rank_s
         if prospect.free_s > now_s:
             prospect.work_rank_s += prospect.num_held * (prospect.free_s - now_s)
-        prospect.due_s = prospect.deadline_s if prospect.kept else prospect.arrival_s + patience_s
-    kept: list[Prospect] = []  # and due so far
-    largest: list[tuple[float, int, Prospect]] = []  # of those, what was looked at when too much was due
-    returning: list[tuple[float, int, Prospect]] = []  # given up, by the time when it falls due again
-    demand_rank_s = 0.0
-    number = 0
-    for prospect in sorted(prospects, key=attrgetter("due_s")):
-        due_s = prospect.due_s
-        if due_s == math.inf:
-            break
-        while returning and returning[0][0] <= due_s:
-            demand_rank_s += heappop(returning)[-1].work_rank_s
-        demand_rank_s += prospect.work_rank_s
         if prospect.kept:
+            prospect.due_s = prospect.deadline_s
             kept.append(prospect)
-        if demand_rank_s <= (allowed_rank_s := capacity * (due_s - now_s)):
+        else:
+            prospect.due_s = math.inf
+    kept.sort(key=attrgetter("due_s"))
+    dearest: list[tuple[float, int, Prospect]] = []  # most work per weight first
+    first = 0  # of those due so far that are not among them yet
+    demand_rank_s = 0.0
+    for number, prospect in enumerate(kept):
+        demand_rank_s += prospect.work_rank_s
+        if demand_rank_s <= (allowed_rank_s := capacity * (prospect.due_s - now_s)):
             continue
-        for each in kept:
-            number += 1
-            heappush(largest, (-each.work_rank_s / each.weight, number, each))
-        kept.clear()
-        while largest and demand_rank_s > allowed_rank_s:
-            if demand_rank_s <= largest[0][-1].work_rank_s + ROUNDING_S:
+        for index in range(first, number + 1):
+            heappush(dearest, (-kept[index].work_rank_s / kept[index].weight, index, kept[index]))
+        first = number + 1
+        while demand_rank_s > allowed_rank_s:
+            lost = dearest[0][-1]
+            if demand_rank_s <= lost.work_rank_s + ROUNDING_S:
                 break  # nothing else is due by then, and alone it is in time
-            _, rank, lost = heappop(largest)
-            if (later_s := lost.arrival_s + patience_s) > due_s:
-                demand_rank_s -= lost.work_rank_s
-                lost.work_rank_s -= lost.rest_rank_s
-                lost.give_up()
-                lost.work_rank_s += lost.rest_rank_s
-                lost.due_s = later_s
-                heappush(returning, (later_s, rank, lost))
+            heappop(dearest)
+            demand_rank_s -= lost.work_rank_s
+            _give_up(lost)
+
+
+def give_up_dear(prospects: Collection[Prospect], price_rank_s: float, num_ranks: int) -> None:
+    """Give up, the largest first, who would make others wait for more than ``price_rank_s`` a unit of weight.
+
+    Those are the late ones that are shorter: each would go before it if it was late as well, and now waits for as
+    long as all ranks take for its work.
+    """
+    late = sorted([prospect.shortness for prospect in prospects if not prospect.kept])
+    if not late:
+        return
+    kept = [prospect for prospect in prospects if prospect.kept]
+    for prospect in sorted(kept, key=attrgetter("work_rank_s"), reverse=True):
+        num_waiting = bisect_left(late, prospect.shortness)
+        if num_waiting * prospect.work_rank_s > price_rank_s * prospect.weight * num_ranks:
+            _give_up(prospect)
+            insort(late, prospect.shortness)
+
+
+def _give_up(prospect: Prospect) -> None:
+    prospect.work_rank_s -= prospect.rest_rank_s
+    prospect.give_up()
+    prospect.work_rank_s += prospect.rest_rank_s
+    prospect.due_s = math.inf
 
 
 class Slack:
     """Rank-seconds that can be spent on something else before each due time, all that is due still being done.
 
-    Of the time until a deadline that is kept only the share ``lending`` counts: what is done early makes room for
-    requests yet to come.
+    Of the time until a deadline only the share ``lending`` counts: what is done early makes room for requests yet
+    to come.
     """
 
     def __init__(self, prospects: Collection[Prospect], num_ranks: int, lending: float, now_s: float) -> None:
@@ -107,7 +128,7 @@ class Slack:
         demands_rank_s = accumulate([prospect.work_rank_s for prospect in due])
         self._dues_s = [prospect.due_s for prospect in due]
         spare = [
-            (lending if prospect.kept else 1.0) * num_ranks * (prospect.due_s - now_s) - demand_rank_s
+            lending * num_ranks * (prospect.due_s - now_s) - demand_rank_s
             for prospect, demand_rank_s in zip(due, demands_rank_s, strict=True)
         ]
         self._least_rank_s = list(accumulate(spare, min))

@@ -13,7 +13,7 @@ from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
 from gfdit.policies._batches import join, to_prepare
-from gfdit.policies._dues import ShadowQueue, Slack, set_dues
+from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._ranks import FreeRanks, RankCounts
@@ -42,16 +42,17 @@ class Triage:
     deadlines. This policy starts from it and departs as little as it must, at every step boundary anew, since a
     step is the unit of preemption:
 
-    1. *Who can be saved.* A request needs the narrowest degree that still meets its deadline. In order of due
-       times, while the work due by one exceeds ``share`` of what the ranks can do until then, the kept request
+    1. *Who can be saved.* A request needs the narrowest degree that still meets its deadline. In order of
+       deadlines, while the work due by one exceeds ``share`` of what the ranks can do until then, the kept request
        with the most work per weight is given up (Moore and Hodgson's rule), to be considered again next time.
        The share leaves room for those yet to come, which cannot be known. While others wait for ranks nobody is
        kept who needs more than ``1 + max_waste`` times its least rank-seconds: it would delay them all.
-    2. *By when.* What is kept is due at its deadline. Everybody else is due ``patience`` times as long after
-       arrival as first come, first served on single ranks would let the slowest request take.
-    3. *Who goes first.* What would miss its due time unless it starts now. Then the shortest, as long as every
-       earlier due time can spare the rank-seconds of its step; then the others as they are due. Of the time until
-       a kept deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
+    2. *At what price.* Keeping a deadline makes those wait who are late and shorter, each for the work that goes
+       before it. The largest first, a request is given up where that is in all more than ``price`` times what
+       an average request takes on one rank (and its weight).
+    3. *Who goes first.* What would miss its deadline unless it starts now. Then the shortest, as long as every
+       earlier deadline can spare the rank-seconds of its step; then the kept as they are due. Of the time until a
+       deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
     5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
@@ -59,12 +60,12 @@ class Triage:
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
        more of them share a step than their part of all that is there.
 
-    Deadlines and patience pull in opposite directions: under lasting overload the latest requests of first come,
-    first served are only matched by giving up deadlines. A ``patience`` near 1 does that, infinity never.
-
-    Nobody starves: who has waited for twice its patience goes before all others, the oldest first. So no latency
-    exceeds ``2 * patience + 1`` times the longest one of that shadow queue since the system was last empty, plus
-    the request's own time on one rank and one step of another, but for rank-seconds spent on wider degrees.
+    Nobody starves: ``late_share`` of the ranks, at least one, are for those without a deadline to keep who have
+    waited ``patience`` times as long as the slowest request would under first come, first served on single ranks
+    since the system was last empty; the oldest goes first. So no latency exceeds ``patience + 1 / late_share``
+    times that, plus the request's own time on one rank and one step of another, but for rank-seconds spent on
+    wider degrees. Deadlines and patience pull in opposite directions: less patience means lower latest latencies,
+    and deadlines missed that the same ranks would have met.
 
     ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
     deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the
@@ -72,9 +73,11 @@ class Triage:
     mechanisms off, to see what they do.
     """
 
-    share: float = 0.85
+    share: float = 0.8
+    price: float = 8.0
     patience: float = 2.0
-    lending: float = 0.7
+    late_share: float = 0.25
+    lending: float = 0.5
     max_waste: float = 0.5
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True
@@ -94,6 +97,10 @@ class Triage:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
         if not self.patience > 0:
             raise ValueError(f"patience must be above 0, got {self.patience}")
+        if not self.price >= 0:
+            raise ValueError(f"price must be at least 0, got {self.price}")
+        if not 0 < self.late_share <= 1:
+            raise ValueError(f"late_share must be above 0 and at most 1, got {self.late_share}")
         if not 0 <= self.lending <= 1:
             raise ValueError(f"lending must be from 0 to 1, got {self.lending}")
         if not self.max_waste >= 0:
@@ -115,23 +122,28 @@ class Triage:
             tasks |= {task.request_id: task for task in reversed(view.ready) if _has_place(task, view)}
         ready = [prospects[name] for name in reversed(tasks) if name in prospects]
         free = FreeRanks.of(view.ranks)
-        set_dues(
+        is_contended = len(ready) > len(free)
+        keep(
             prospects.values(),
-            self.patience * self._queue.longest_s,
             capacity=(self.share if self.giving_up else math.inf) * len(view.ranks),
-            max_waste=self.max_waste if len(ready) > len(free) else math.inf,
+            max_waste=self.max_waste if is_contended else math.inf,
             now_s=view.now_s,
         )
+        if is_contended and self.giving_up:
+            give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
         left = RankCounts(free)
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
-        in_turn = self._in_turn(ready, prospects.values(), tasks, len(free), view)
+        overdue = self._overdue(prospects.values(), len(view.ranks), view.now_s)
+        in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
         for prospect in in_turn:
             task = tasks[prospect.request.id]
             most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
             if spec.size > most:
-                if self.waiting and _is_worth_waiting(prospect, task, spec.size - most, view):
+                if self.waiting and (
+                    prospect in overdue or _is_worth_waiting(prospect, task, spec.size - most, view)
+                ):
                     left.take(task.model, most)  # they are for this one
                     if not left:
                         break
@@ -175,6 +187,7 @@ class Triage:
     def _in_turn(
         self,
         ready: Sequence[Prospect],
+        overdue: Collection[Prospect],
         prospects: Collection[Prospect],
         tasks: Mapping[str, TaskView],
         num_free: int,
@@ -183,20 +196,20 @@ class Triage:
         if len(ready) <= num_free and sum([prospect.spec.size for prospect in ready]) <= num_free:
             yield from ready  # there is room for all
             return
-        now_s, longest_s = view.now_s, self._queue.longest_s
+        now_s = view.now_s
         blocked_s = max([prospect.step_s for prospect in ready])  # how long a rank may be, before it can be had
-        overdue, urgent, others = [], [], []
+        urgent, others = [], []
         for prospect in ready:
-            if now_s > prospect.arrival_s + 2 * self.patience * longest_s:
-                overdue.append(prospect)
-            elif now_s <= prospect.due_s and prospect.latest_start_s < now_s + (
+            if prospect in overdue:
+                continue
+            if now_s <= prospect.due_s and prospect.latest_start_s < now_s + (
                 2 * blocked_s if prospect.needed else blocked_s  # several ranks come free one after the other
             ):
                 urgent.append(prospect)
             else:
                 others.append(prospect)
         urgent.sort(key=attrgetter("due_s", "shortness"))
-        for prospect in (*overdue, *urgent):
+        for prospect in (*(one for one in overdue if one.request.id in tasks), *urgent):
             num_free -= prospect.spec.size
             yield prospect
         slack = Slack(prospects, len(view.ranks), self.lending, view.now_s)
@@ -210,6 +223,18 @@ class Triage:
                 waiting.append(prospect)
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
+
+    def _overdue(self, prospects: Iterable[Prospect], num_ranks: int, now_s: float) -> list[Prospect]:
+        """Who has waited for too long, the oldest first, as many as their share of the ranks is for."""
+        since_s = now_s - self.patience * self._queue.longest_s
+        overdue, num_left = [], math.ceil(self.late_share * num_ranks)
+        for prospect in prospects:
+            if prospect.arrival_s >= since_s or num_left <= 0:
+                break
+            if not prospect.kept:
+                overdue.append(prospect)
+                num_left -= prospect.num_held or prospect.spec.size
+        return overdue
 
     def _may_share(self, prospect: Prospect, now_s: float) -> bool:
         """Whether it may share its steps: from ``now_s`` on, a step by itself would still be in time."""

@@ -9,7 +9,7 @@ import pytest
 
 from gfdit.core import ParallelSpec, RequestView, Shape
 from gfdit.core.policy.estimates import ServiceTimes
-from gfdit.policies._dues import ShadowQueue, Slack, set_dues
+from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._prospects import Prospect
 
 
@@ -46,8 +46,8 @@ def prospect(
     )
 
 
-def kept(*prospects: Prospect, capacity: float, max_waste: float = math.inf, patience_s: float = 100.0) -> str:
-    set_dues(prospects, patience_s, capacity=capacity, max_waste=max_waste, now_s=0.0)
+def kept(*prospects: Prospect, capacity: float, max_waste: float = math.inf) -> str:
+    keep(prospects, capacity=capacity, max_waste=max_waste, now_s=0.0)
     return "".join(each.request.id for each in prospects if each.kept)
 
 
@@ -64,11 +64,20 @@ def test_the_one_with_the_most_work_per_weight_is_given_up() -> None:
     assert kept(*trio(2.0), capacity=1.0) == "bc"
 
 
-def test_what_is_given_up_falls_due_later_and_counts_then() -> None:
-    """Giving up an old one helps nobody: it is due again before the others are."""
-    old, new, last = prospect("o", -95.0, 6.0, 10.0), prospect("n", 0.0, 5.0, 10.0), prospect("l", 0.0, 1.0, 10.5)
-    assert kept(old, new, last, capacity=1.0) == "ol"
-    assert (old.due_s, new.due_s) == (10.0, 100.0)
+def test_what_is_given_up_is_due_never() -> None:
+    one, other = prospect("o", 0.0, 6.0, 10.0), prospect("n", 0.0, 5.0, 10.0)
+    assert kept(one, other, capacity=1.0) == "n"
+    assert (one.due_s, other.due_s) == (math.inf, 10.0)
+
+
+@pytest.mark.parametrize(("price_rank_s", "left"), [(46.0, "ab"), (44.0, "a"), (19.0, "")])
+def test_a_deadline_has_a_price_for_the_late_who_are_shorter(price_rank_s: float, left: str) -> None:
+    """On one rank, ``b`` makes three wait for 15 s and ``a`` two of them for 10 s."""
+    late = [prospect("x", 0.0, 4.0), prospect("y", 0.0, 5.0), prospect("z", 0.0, 12.0)]
+    both = [prospect("a", 0.0, 10.0, 50.0), prospect("b", 0.0, 15.0, 50.0)]
+    assert kept(*both, *late, capacity=1.0) == "ab"
+    give_up_dear([*both, *late], price_rank_s, num_ranks=1)
+    assert "".join(each.request.id for each in both if each.kept) == left
 
 
 def test_a_wider_degree_is_for_the_missing_time_only_and_has_its_price() -> None:
