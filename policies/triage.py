@@ -60,12 +60,12 @@ class Triage:
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
        more of them share a step than their part of all that is there.
 
-    Nobody starves: ``late_share`` of the ranks, at least one, are for those without a deadline to keep who have
-    waited ``patience`` times as long as the slowest request would under first come, first served on single ranks
-    since the system was last empty; the oldest goes first. So no latency exceeds ``patience + 1 / late_share``
-    times that, plus the request's own time on one rank and one step of another, but for rank-seconds spent on
-    wider degrees. Deadlines and patience pull in opposite directions: less patience means lower latest latencies,
-    and deadlines missed that the same ranks would have met.
+    Nobody starves. Waits are measured by ``L``, the longest time from arrival to end under first come, first served
+    on single ranks since the system was last empty. ``late_share`` of the ranks, at least one, are for those without
+    a deadline to keep who have waited for ``patience * L``, the oldest first. Should that not suffice, because those
+    with deadlines take all that arrives and spend it on wide degrees, then whoever is ``(patience + 1 / late_share)
+    * L`` old goes before all others, deadline or not. So no latency exceeds ``(patience + 1 / late_share + 1) * L``,
+    the request's own time on one rank and one step of another.
 
     ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
     deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the
@@ -225,12 +225,16 @@ class Triage:
         yield from waiting
 
     def _overdue(self, prospects: Iterable[Prospect], num_ranks: int, now_s: float) -> list[Prospect]:
-        """Who has waited for too long, the oldest first, as many as their share of the ranks is for."""
+        """Who has waited for too long, the oldest first: as many as their share of the ranks is for, or far too long."""
         since_s = now_s - self.patience * self._queue.longest_s
+        long_since_s = since_s - self._queue.longest_s / self.late_share
         overdue, num_left = [], math.ceil(self.late_share * num_ranks)
         for prospect in prospects:
-            if prospect.arrival_s >= since_s or num_left <= 0:
+            is_first = prospect.arrival_s < long_since_s
+            if prospect.arrival_s >= since_s or (num_left <= 0 and not is_first):
                 break
+            if prospect.kept and is_first:
+                prospect.give_up()  # needs no wide degree any more
             if not prospect.kept:
                 overdue.append(prospect)
                 num_left -= prospect.num_held or prospect.spec.size
