@@ -32,6 +32,10 @@ class ShadowQueue:
     _until_s: float = 0.0
     _alive: set[str] = field(default_factory=set)
 
+    def has_followed(self, requests: Mapping[str, object]) -> bool:
+        """Whether nobody has come or gone since."""
+        return requests.keys() == self._alive
+
     def follow(self, prospects: Mapping[str, Prospect], num_ranks: int) -> None:
         """``prospects`` by request, in order of arrival."""
         if prospects.keys() == self._alive:

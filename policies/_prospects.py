@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
-from gfdit.core.policy.estimates import Estimates, ServiceTimes
-from gfdit.policies._allocation import ROUNDING_S, useful_degrees
+from gfdit.core.policy.estimates import MAX_CLASSES, Estimates, ServiceTimes
+from gfdit.policies._allocation import ROUNDING_S, Degree, useful_degrees
 
 MAX_PRIORITY = 64
 
@@ -96,6 +96,7 @@ class Prospects:
         self._deadlines, self._weights = deadlines, weights
         self._estimates = Estimates()
         self._known: dict[str, Prospect] = {}
+        self._trajectories: dict[tuple[int, int], _Trajectory] = {}  # by identity of times and ranks for the model
         self._num_able: Counter[str] = Counter()  # ranks by model
         self._num_ranks = 0
         self._version = 0
@@ -103,10 +104,7 @@ class Prospects:
 
     def of(self, view: SchedulerView) -> Mapping[str, Prospect]:
         """In order of arrival, without requests that no ranks can run."""
-        if self._is_old(view):
-            self._known = {}
-            self._num_able = Counter([model for rank in view.ranks for model in rank.resident])
-            self._num_ranks, self._version, self._since_s = len(view.ranks), view.cost.version, view.now_s
+        self._refresh(view)
         known = self._known
         for name, request in view.requests.items():
             prospect = known.get(name)
@@ -120,6 +118,20 @@ class Prospects:
                 del known[name]
         return known
 
+    def of_one(self, request: RequestView, view: SchedulerView) -> Prospect | None:
+        """None if no ranks can run it."""
+        self._refresh(view)
+        prospect = self._known.get(request.id)
+        if prospect is None or prospect.request is not request:
+            return self._make(request, view)
+        return prospect
+
+    def _refresh(self, view: SchedulerView) -> None:
+        if self._is_old(view):
+            self._known, self._trajectories = {}, {}
+            self._num_able = Counter([model for rank in view.ranks for model in rank.resident])
+            self._num_ranks, self._version, self._since_s = len(view.ranks), view.cost.version, view.now_s
+
     def _is_old(self, view: SchedulerView) -> bool:
         if len(view.ranks) != self._num_ranks:
             return True
@@ -130,8 +142,12 @@ class Prospects:
         times = self._estimates.of(request, view)
         # Components of workflows can come to any rank.
         num_able = self._num_able[request.model] if request.parts is None else self._num_ranks
-        degrees = useful_degrees(times.step_s, num_able)
-        if not degrees:
+        trajectory = self._trajectories.get(key := (id(times), num_able))
+        if trajectory is None:
+            if len(self._trajectories) >= MAX_CLASSES:
+                self._trajectories.clear()
+            trajectory = self._trajectories[key] = _Trajectory(times, useful_degrees(times.step_s, num_able))
+        if not trajectory.specs:
             return None
         num_steps, after_s = request.tasks_left.get(TaskKind.DENOISE, 0), times.around_s(request)
         free_s, num_held = -math.inf, 0
@@ -142,18 +158,40 @@ class Prospects:
                 after_s -= times.other_s[part]
             else:
                 num_steps -= 1
+        left_s, left_rank_s = trajectory.left(num_steps, after_s)
         return Prospect(
             request=request,
             times=times,
-            specs=tuple([spec for spec, _ in degrees]),
-            left_s=tuple([after_s + num_steps * step_s for _, step_s in degrees]),
-            left_rank_s=tuple([after_s + num_steps * spec.size * step_s for spec, step_s in degrees]),
-            step_s=degrees[0][1],
+            specs=trajectory.specs,
+            left_s=left_s,
+            left_rank_s=left_rank_s,
+            step_s=trajectory.steps_s[0],
             weight=_weight(request.priority) if self._weights else 1.0,
             deadline_s=request.deadline_s if self._deadlines and request.deadline_s is not None else math.inf,
             free_s=free_s,
             num_held=num_held,
         )
+
+
+class _Trajectory:
+    """What requests of one class have left, by how far they are: the same for all of them."""
+
+    def __init__(self, times: ServiceTimes, degrees: tuple[Degree, ...]) -> None:
+        self.times = times
+        self.specs = tuple([spec for spec, _ in degrees])
+        self.steps_s = tuple([step_s for _, step_s in degrees])
+        self._steps_rank_s = tuple([spec.size * step_s for spec, step_s in degrees])
+        self._left: dict[tuple[int, float], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+
+    def left(self, num_steps: int, after_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds and rank-seconds at each degree: of so many steps, and of ``after_s`` on one rank."""
+        left = self._left.get(key := (num_steps, after_s))
+        if left is None:
+            left = self._left[key] = (
+                tuple([after_s + num_steps * step_s for step_s in self.steps_s]),
+                tuple([after_s + num_steps * step_rank_s for step_rank_s in self._steps_rank_s]),
+            )
+        return left
 
 
 def _next_part(request: RequestView) -> TaskKind | tuple[str, TaskKind]:

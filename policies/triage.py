@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import takewhile
 from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
@@ -60,12 +61,11 @@ class Triage:
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
        more of them share a step than their part of all that is there.
 
-    Nobody starves: ``late_share`` of the ranks, at least one, are for those without a deadline to keep who have
-    waited ``patience`` times as long as the slowest request would under first come, first served on single ranks
-    since the system was last empty; the oldest goes first. So no latency exceeds ``patience + 1 / late_share``
-    times that, plus the request's own time on one rank and one step of another, but for rank-seconds spent on
-    wider degrees. Deadlines and patience pull in opposite directions: less patience means lower latest latencies,
-    and deadlines missed that the same ranks would have met.
+    Nobody starves. Let ``L`` be the longest time from arrival to end under first come, first served on single ranks,
+    since the system was last empty. Who has waited for ``patience * L`` goes before all others, the oldest first and
+    as narrow as possible, so that no latency exceeds ``(patience + 1) * L``, the request's own time on one rank and
+    one step of another. Deadlines and patience pull in opposite directions: less patience means lower latest
+    latencies, and deadlines missed that the same ranks would have met.
 
     ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
     deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the
@@ -76,7 +76,6 @@ class Triage:
     share: float = 0.8
     price: float = 8.0
     patience: float = 2.0
-    late_share: float = 0.25
     lending: float = 0.5
     max_waste: float = 0.5
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
@@ -99,8 +98,6 @@ class Triage:
             raise ValueError(f"patience must be above 0, got {self.patience}")
         if not self.price >= 0:
             raise ValueError(f"price must be at least 0, got {self.price}")
-        if not 0 < self.late_share <= 1:
-            raise ValueError(f"late_share must be above 0 and at most 1, got {self.late_share}")
         if not 0 <= self.lending <= 1:
             raise ValueError(f"lending must be from 0 to 1, got {self.lending}")
         if not self.max_waste >= 0:
@@ -115,6 +112,31 @@ class Triage:
         return self.share if self.giving_up else 1.0
 
     def schedule(self, view: SchedulerView) -> Decision:
+        return self._go_on(view) or self._choose(view)
+
+    def _go_on(self, view: SchedulerView) -> Decision | None:
+        """What :meth:`_choose` does in most cases, without looking at those that run: nobody waits but one.
+
+        It has all ranks that are free, however few it needs. None where there is more to decide.
+        """
+        if len(view.ready) != 1 or view.components or not self.widening or self.objective == "throughput":
+            return None
+        task, num_free = view.ready[0], len(view.free_ranks)
+        prospect = self._prospects.of_one(view.requests[task.request_id], view)
+        if prospect is None or not num_free or not self._queue.has_followed(view.requests):
+            return None
+        prospect.settle(view.now_s, math.inf)
+        if prospect.kept and prospect.spec.size > num_free:
+            return None  # it may be worth waiting for more
+        specs = prospect.specs if task.kind is TaskKind.DENOISE else useful_times(task, view)[0]
+        free = FreeRanks.of(view.ranks)
+        most = num_free if len(free) == free.count(task.model) else free.count(task.model)
+        spec = next((spec for spec in reversed(specs) if spec.size <= most), None)
+        if spec is None or (layout := free.take(spec, task.model, prospect.request.last_layout)) is None:
+            return None
+        return Decision((Dispatch((task.id,), layout),))
+
+    def _choose(self, view: SchedulerView) -> Decision:
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
         tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
@@ -134,7 +156,7 @@ class Triage:
         left = RankCounts(free)
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
-        overdue = self._overdue(prospects.values(), len(view.ranks), view.now_s)
+        overdue = self._overdue(prospects.values(), view.now_s)
         in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
         for prospect in in_turn:
             task = tasks[prospect.request.id]
@@ -224,16 +246,12 @@ class Triage:
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
 
-    def _overdue(self, prospects: Iterable[Prospect], num_ranks: int, now_s: float) -> list[Prospect]:
-        """Who has waited for too long, the oldest first, as many as their share of the ranks is for."""
+    def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> list[Prospect]:
+        """Who has waited for too long, the oldest first; nobody of them needs a wide degree any more."""
         since_s = now_s - self.patience * self._queue.longest_s
-        overdue, num_left = [], math.ceil(self.late_share * num_ranks)
-        for prospect in prospects:
-            if prospect.arrival_s >= since_s or num_left <= 0:
-                break
-            if not prospect.kept:
-                overdue.append(prospect)
-                num_left -= prospect.num_held or prospect.spec.size
+        overdue = list(takewhile(lambda prospect: prospect.arrival_s < since_s, prospects))
+        for prospect in overdue:
+            prospect.give_up()
         return overdue
 
     def _may_share(self, prospect: Prospect, now_s: float) -> bool:
