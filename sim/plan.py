@@ -1,10 +1,10 @@
 """The fewest ranks that meet a target: a search over rank counts, each judged by simulation.
 
-How sure an answer is has two sources. For a workload, traces of several seeds are simulated, and the bound is that of
-a *prediction* interval: what the next trace, not the mean over all traces, does at the stated confidence. An operator
-meets one trace at a time; a bound on the mean would be met by half of them. For a trace from a file there is only the
-one: windows of its requests are drawn with replacement (a block bootstrap), whole windows because requests that wait
-together are late together, and the bound is the quantile over such traces.
+How sure an answer is has two sources. For a workload, traces of several seeds are simulated, and the bound is that
+of a *prediction* interval: what the next trace, not the mean over all traces, does at the stated confidence. An
+operator meets one trace at a time; a bound on the mean would be met by half of them. For a trace from a file there
+is only the one: windows of its requests are drawn with replacement (a block bootstrap), whole windows because
+requests that wait together are late together, and the bound is the quantile over such traces.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal["attainment", "mean_s", "p99_s"]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """At least ``limit`` of the requests in time, or a latency in seconds of at most ``limit``; of one class or all.
+    """At least ``limit`` of the requests in time, or at most ``limit`` seconds of latency; of one class or all.
 
     Raises ``ValueError`` for a limit that is out of range.
     """
@@ -87,8 +87,8 @@ class Requirement:
 class Demand:
     """What arrives: a workload at requests a minute (None: its own rate), by seed; or one ``trace`` as it is.
 
-    ``arrivals`` multiplies the rate; a trace is compressed. The shapes and deadlines of a workload are of the times
-    in ``drawn_with``, by default those of ``table``: on another machine the same is asked for.
+    ``arrivals`` multiplies the rate; a trace is compressed. The shapes and deadlines of a workload are of the
+    times in ``drawn_with``, by default those of ``table``: on another machine the same is asked for.
     """
 
     table: CostTable
@@ -210,10 +210,10 @@ def plan(
 
 
 def fewest(first: int, most: int) -> Generator[int, bool, int | None]:
-    """Yields numbers to try, is sent whether each is enough, and returns the fewest that are; None if ``most`` is not.
+    """Yields numbers to try, is sent whether each is enough, returns the fewest that are; None if ``most`` is not.
 
-    Doubles from ``first`` (at least 1) until one is enough, halves the gap, then goes down by one as long as one of
-    the next two is enough: attainment nearly always grows with the ranks, but groups of ranks leave some over.
+    Doubles from ``first`` (at least 1) until one is enough, halves the gap, then goes down by one as long as one
+    of the next two is enough: attainment nearly always grows with the ranks, but groups of ranks leave some over.
     """
     known: dict[int, bool] = {}
     enough = min(max(1, first), most)
@@ -299,7 +299,10 @@ def bootstrap(
 
 
 def up_to_degree(table: CostTable, degree: int) -> CostTable:
-    """``table`` without the times of more than ``degree`` ranks. Raises ``ValueError`` if a model has none left."""
+    """``table`` without the times of more than ``degree`` ranks.
+
+    Raises ``ValueError`` if a model has none left.
+    """
     entries = tuple(entry for entry in table.entries if entry.parallel.size <= degree)
     if lost := {entry.model for entry in table.entries} - {entry.model for entry in entries}:
         raise ValueError(f"model {min(lost)!r} has no times for {degree} ranks or fewer")

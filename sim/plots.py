@@ -90,8 +90,8 @@ def plot_trade_off(
 
 
 def plot_plan(answers: Sequence[Answer], requirements: Sequence[Requirement], path: str | Path) -> None:
-    """Write a PNG: a panel per requirement, its mean and its bound against ranks, the target and the answer marked."""
-    from matplotlib.ticker import MaxNLocator
+    """Write a PNG: a panel per requirement, mean and bound against ranks, target and answer marked."""
+    from matplotlib.ticker import FixedLocator, ScalarFormatter
 
     figure, all_axes = _figure(len(requirements), share_y=False)
     for number, (axes, requirement) in enumerate(zip(all_axes, requirements, strict=True)):
@@ -109,7 +109,10 @@ def plot_plan(answers: Sequence[Answer], requirements: Sequence[Requirement], pa
         axes.axhline(scale * requirement.limit, color="#555555", ls="--", lw=1.2)
         _finish(axes, f"target: {requirement}", "ranks (dotted: the bound that has to hold)")
         axes.set_ylabel("requests in time, %" if scale == 100 else "latency, s", fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xscale("log", base=2)  # the search doubles
+        most = max(ranks for answer in answers for ranks in answer.verdicts)
+        axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(most.bit_length() + 1)]))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
         if scale == 100:
             axes.set_ylim(0, 102)
     _legend(figure, all_axes[0])

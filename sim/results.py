@@ -25,8 +25,8 @@ def summarize(
     end of the last request, ``rank_busy_ratio`` execution from the first task's start to the last one's end.
 
     ``narrowest_rank_s`` has, by request, the rank-seconds of all its tasks at their narrowest degrees. What
-    completed requests took beyond that is ``rank_widening_ratio``, the part of ``rank_busy_ratio`` that parallelism
-    cost; None without.
+    completed requests took beyond that is ``rank_widening_ratio``, the part of ``rank_busy_ratio`` that
+    parallelism cost; None without.
     """
     requests = run.requests
     if not requests:

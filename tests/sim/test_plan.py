@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_windows_that_are_late_together_make_the_bootstrap_unsure() -> None:
 
 
 def test_values_of_requests() -> None:
-    requests = [
+    requests: list[dict[str, Any]] = [
         {"class": "S", "latency_s": 2.0, "deadline_s": 1.5},
         {"class": "S", "latency_s": None, "deadline_s": None},
         {"class": "L", "latency_s": 9.0, "deadline_s": None},
@@ -133,7 +134,7 @@ def test_a_trace_is_planned_with_what_ifs(here: Path, capsys: pytest.CaptureFixt
     files = ("--csv", "p.csv", "--json", "p.json", "--plot", "p.png")
     target = ("--attainment", "0.9", "--p99-s", "30", "--class", "S:0.9", "--price-per-rank-hour", "2")
     assert run_plan("--trace", "t.jsonl", *target, *what_ifs, *files) == 0
-    rows = {row["what_if"]: row for row in csv.DictReader(Path("p.csv").open())}
+    rows = {row["what_if"]: row for row in csv.DictReader(Path("p.csv").read_text().splitlines())}
     assert list(rows) == ["as asked", "a node less", "arrivals x2", "degree ≤ 1"]
     ranks = int(rows["as asked"]["ranks"])
     assert int(rows["arrivals x2"]["ranks"]) > ranks
