@@ -23,34 +23,43 @@ PLANNED_ON = tuple(range(10))
 CHECKED_ON = tuple(range(100, 110))
 LEAST_MET, MOST_MET_WITH_ONE_LESS = 9, 5
 POLICY = "triage"
+ATTAINMENT = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``attainment`` is the target, ``duration_s`` the length of a trace."""
+    """``duration_s`` is the length of a trace, ``p99_s`` a second target."""
 
     workload: str
     costs: str
     per_min: float
-    attainment: float
     duration_s: float
+    p99_s: float | None = None
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        in_time = Requirement("attainment", ATTAINMENT)
+        return (in_time,) if self.p99_s is None else (in_time, Requirement("p99_s", self.p99_s))
 
     def study(self, confidence: float) -> Study:
         demand = Demand(load_cost_table(self.costs), self.workload, self.per_min, duration_s=self.duration_s)
         return Study(
             demand,
             (PolicyChoice(POLICY),),
-            (Requirement("attainment", self.attainment),),
+            self.requirements,
             SimulationOptions(1),
             seeds=PLANNED_ON,
             confidence=confidence,
         )
 
 
+# Traces of more than a thousand requests: in short ones chance is more than what a rank adds.
 SETTINGS = (
-    Setting("tetriserve-uniform", "flux-h100", 8.0, 0.9, 1500.0),
-    Setting("gamma", "qwen-image-h20", 4.0, 0.9, 6000.0),
-    Setting("short", "wan2.2-synthetic", 0.5, 0.9, 9600.0),
+    Setting("tetriserve-uniform", "flux-h100", 8.0, 9600.0),
+    Setting("tetriserve-skewed", "flux-h100", 6.0, 12800.0),
+    Setting("poisson", "qwen-image-h20", 4.0, 19200.0, p99_s=180.0),
+    Setting("gamma", "qwen-image-h20", 4.0, 38400.0),
+    Setting("short", "wan2.2-synthetic", 2.0, 38400.0),
 )
 
 
@@ -92,12 +101,14 @@ def as_markdown(checks: Sequence[Check], command: str, date: str) -> str:
         f"checked on seeds {CHECKED_ON[0]} to {CHECKED_ON[-1]}. Wanted: met on at least {LEAST_MET} of 10 traces,",
         f"with one rank less on at most {MOST_MET_WITH_ONE_LESS}.",
         "",
-        "| workload | costs | a minute | trace, s | in time | confidence | ranks | met | with one less | holds |",
+        "| workload | costs | a minute | trace, s | target | confidence | ranks | met | with one less | holds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in checks:
         s = one.setting
-        asked = f"{s.workload} | {s.costs} | {s.per_min:g} | {s.duration_s:g} | {s.attainment:.0%}"
+        asked = (
+            f"{s.workload} | {s.costs} | {s.per_min:g} | {s.duration_s:g} | {', '.join(map(str, s.requirements))}"
+        )
         met = f"{one.num_met} of 10 | {one.num_met_with_one_less} of 10 | {'yes' if one.holds else 'no'}"
         lines.append(f"| {asked} | {one.confidence:g} | {one.num_ranks} | {met} |")
     return "\n".join(lines) + "\n"

@@ -35,6 +35,7 @@ _AXIS_LABELS = MappingProxyType(
         "load": "load / capacity",
         "per_min": "requests a minute",
         "slo_scale": "SLO scale (deadlines multiplied by it)",
+        "num_ranks": "ranks",
     }
 )
 
@@ -194,16 +195,15 @@ def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, i
     found = [
         (getattr(point, sweep.axis), sweep.estimate(point, policy, "slo_attainment_grace")) for point in points
     ]
-    rows = [(at or 0.0, 100 * value.mean, 100 * (value.ci95 or 0.0)) for at, value in found if value is not None]
-    x, mean, half_width = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    rows = [(at or 0.0, 100 * e.mean, 100 * e.low, 100 * e.high) for at, e in found if e is not None]
+    x, mean, low, high = (np.array(column) for column in zip(*sorted(rows), strict=True))
     if policy == BOUND:
         axes.plot(x, mean, color="#555555", ls="--", lw=1.4, label=policy, zorder=1)
         return
     colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
     # Side by side, so that intervals at one load do not hide each other.
     x = x + (index - (len(sweep.policies) - 1) / 2) * DODGE * (x.max() - x.min())
-    ends = np.clip([mean - half_width, mean + half_width], 0, 100)
-    axes.vlines(x, ends[0], ends[1], color=colour, lw=1.1, alpha=0.75, zorder=2)
+    axes.vlines(x, low, high, color=colour, lw=1.1, alpha=0.75, zorder=2)
     axes.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.5, label=policy, zorder=3)
 
 

@@ -50,12 +50,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_simulation_options(parser: argparse.ArgumentParser, *, costs_required: bool = True) -> None:
+def add_simulation_options(
+    parser: argparse.ArgumentParser, *, costs_required: bool = True, several_ranks: bool = False
+) -> None:
     """What a single trace and a sweep have in common."""
     parser.add_argument(
         "--costs", metavar="C.json", required=costs_required, help="cost table: a file or a shipped name"
     )
-    parser.add_argument("--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each")
+    if several_ranks:
+        parser.add_argument("--ranks", metavar="N,N,…", required=True, help="devices, one full replica on each")
+    else:
+        parser.add_argument(
+            "--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each"
+        )
     add_policy_options(parser)
     parser.add_argument("--grace-s", type=float, default=0.0, help="how late still counts as nearly in time")
     parser.add_argument(
@@ -98,7 +105,7 @@ def add_simulation_options(parser: argparse.ArgumentParser, *, costs_required: b
     parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
 
 
-def simulation_options(args: argparse.Namespace) -> SimulationOptions:
+def simulation_options(args: argparse.Namespace, num_ranks: int) -> SimulationOptions:
     if not args.grace_s >= 0:
         raise ValueError(f"--grace-s must be a non-negative number, got {args.grace_s}")
     if args.jobs is not None and args.jobs < 1:
@@ -106,7 +113,7 @@ def simulation_options(args: argparse.Namespace) -> SimulationOptions:
     if args.template_gib is not None and not args.template_gib >= 0:
         raise ValueError(f"--template-gib must be a non-negative number, got {args.template_gib}")
     options = SimulationOptions(
-        args.ranks,
+        num_ranks,
         dispatch_latency_s=args.dispatch_latency_s,
         jitter=args.jitter,
         seed=args.seed,
@@ -140,7 +147,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[], object]]:
 
 def run(args: argparse.Namespace) -> int:
     """The results are written in any case; policies that made mistakes are then reported as an error."""
-    options = simulation_options(args)
+    options = simulation_options(args, args.ranks)
     policies = chosen_policies(args)
     if args.timeline is not None and len(policies) > 1:
         raise ValueError("--timeline is of a single --policy; --plot draws several")
