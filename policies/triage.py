@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
+from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects
-from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._wide import useful_times
 
 FILLING = 0.7

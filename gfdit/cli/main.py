@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 USAGE_ERROR = 2
+INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads has enough: `gfdit models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         return _fail(prog, f"this command needs {error.name}, which is not installed")
     except (ValueError, OSError) as error:

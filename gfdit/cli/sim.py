@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from gfdit.sim.flux_edits import flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe, write_requests_csv
-from gfdit.sim.trace import TraceRequest, read_trace
+from gfdit.sim.trace import TraceRequest, far_outside, read_trace
 from gfdit.sim.workflow_costs import GIB
 from gfdit.sim.workflow_mixes import MIXES
 from gfdit.sim.workflow_source import WorkflowSource
@@ -160,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
     trace = tuple(read_trace(args.trace))
     if not trace:
         raise ValueError(f"{args.trace}: the trace has no requests")
+    if workflows is None and (doubt := far_outside(trace, table)):
+        print(f"gfdit sim: warning: {doubt}", file=sys.stderr)
     jobs = [Job(policy, trace, table, options, args.grace_s, workflows) for policy in policies]
     runs = dict(zip((policy.label for policy in policies), _simulate(jobs, args), strict=True))
     results = {name: outcome.result for name, (outcome, _) in runs.items()}
