@@ -61,11 +61,11 @@ class Triage:
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
        more of them share a step than their part of all that is there.
 
-    Nobody starves. Let ``L`` be the longest time from arrival to end under first come, first served on single ranks,
-    since the system was last empty. Who has waited for ``patience * L`` goes before all others, the oldest first and
-    as narrow as possible, so that no latency exceeds ``(patience + 1) * L``, the request's own time on one rank and
-    one step of another. Deadlines and patience pull in opposite directions: less patience means lower latest
-    latencies, and deadlines missed that the same ranks would have met.
+    Nobody starves. Let ``L`` be the longest time from arrival to end under first come, first served on single
+    ranks, since the system was last empty. Who has waited for ``patience * L`` goes before all others, the oldest
+    first and as narrow as possible, so that no latency exceeds ``(patience + 1) * L``, the request's own time on
+    one rank and one step of another. Deadlines and patience pull in opposite directions: less patience means lower
+    latest latencies, and deadlines missed that the same ranks would have met.
 
     ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
     deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the
