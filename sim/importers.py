@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ FIELDS = (
     *("arrival", "model", "steps", "size", "height", "width", "frames"),
     *("images", "class", "deadline"),
 )
-"""What a column may say. ``size`` is SIDE, HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES, ``deadline`` seconds from arrival."""
+"""What a column may say. ``size`` is one of :func:`shape_of`, ``deadline`` seconds from the arrival."""
 
 MAX_IMAGES = 1000
 OTHER_MODELS = "*"
@@ -56,14 +56,14 @@ class Condition:
 class LogFormat:
     """``columns`` are by field (:data:`FIELDS`); rows are kept that meet all conditions of ``where``.
 
-    ``time_format`` is one of ``strptime``; without, times are seconds or ISO 8601. ``model_names`` says which model
-    is meant by what the log calls one, with ``*`` for all others.
+    ``time_format`` is one of ``strptime``; without, times are seconds or ISO 8601. ``model_names`` are models by
+    what the log calls them, with ``*`` for all others.
     """
 
     columns: Mapping[str, str]
     where: tuple[Condition, ...] = ()
     time_format: str | None = None
-    model_names: Mapping[str, str] = MappingProxyType({})
+    model_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if unknown := [field for field in self.columns if field not in FIELDS]:
@@ -86,9 +86,9 @@ FORMATS: Mapping[str, LogFormat | None] = MappingProxyType({"csv": None, "gentd2
 def read_log(path: str | Path, log: LogFormat, models: Sequence[str]) -> list[LoggedRequest]:
     """The requests of a CSV file with a header, in order of time, at equal times in that of the file.
 
-    A request for several images is as many requests. An empty cell says nothing. Raises ``ValueError`` for a column
-    that is not there, naming those that are, and for a cell that cannot be read or a model that is not one of
-    ``models``, naming file, line and column and what is allowed.
+    A request for several images is as many requests. An empty cell says nothing. Raises ``ValueError`` for a
+    column that is not there, naming those that are, and for a cell that cannot be read or a model that is not one
+    of ``models``, naming file, line and column and what is allowed.
     """
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
@@ -113,9 +113,7 @@ def spread_ties(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     spread: list[LoggedRequest] = []
     for second_s, group in groupby(requests, key=lambda request: request.arrival_s):
         tied = list(group)
-        spread += (
-            replace(request, arrival_s=second_s + index / len(tied)) for index, request in enumerate(tied)
-        )
+        spread += (replace(request, arrival_s=second_s + index / len(tied)) for index, request in enumerate(tied))
     return spread
 
 
@@ -123,7 +121,7 @@ def _requests(
     reader: csv.DictReader[str], path: str | Path, log: LogFormat, models: Sequence[str]
 ) -> Iterator[LoggedRequest]:
     for values in reader:
-        if all((values[one.column] == one.value) == one.equal for one in log.where):
+        if all(((values[one.column] or "") == one.value) == one.equal for one in log.where):
             row = _Row(values, f"{path}:{reader.line_num}", log)
             yield from [row.request(models)] * row.number("images", 1, MAX_IMAGES)
 

@@ -1,4 +1,4 @@
-"""From requests as a log has them to a trace: what it does not say is drawn, and its time is squeezed to a load."""
+"""From requests as a log has them to a trace: what it does not say is drawn, its time is squeezed to a load."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from gfdit.core.cost.table import TableCostModel
-from gfdit.core.tasks import Request, Shape, TaskKind
+from gfdit.core.tasks import Request, Shape
 from gfdit.sim.arrivals import Pace
 from gfdit.sim.graphs import GraphBuilder
+from gfdit.sim.request_classes import is_guided, known_models
 from gfdit.sim.shares import Shares, name_of
 from gfdit.sim.trace import TraceRequest
 
@@ -69,7 +70,7 @@ def trace_of(
     if not logged:
         raise ValueError("no request is left")
     draw = random.Random(seed)
-    guided = {entry.model for entry in cost.table.entries if entry.task is TaskKind.DENOISE and entry.cfg}
+    guided = {model for model in known_models(cost) if is_guided(cost, model)}
     graphs = GraphBuilder(cost, num_ranks=1)
 
     @cache

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+from gfdit.cli import workload_import
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
@@ -15,12 +16,21 @@ from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_class
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
+    """One sub-command per pattern, so that each has its own options and no others."""
+    names = parser.add_subparsers(
+        dest="name",
         metavar="NAME",
-        choices=(*PATTERNS, *EDITS, *MIXES),
-        help=f"one of: {', '.join(PATTERNS)}; of edits: {', '.join(EDITS)}; of workflows: {', '.join(MIXES)}",
+        required=True,
+        help=f"one of: {', '.join(PATTERNS)}; of edits: {', '.join(EDITS)}; of workflows: {', '.join(MIXES)}; "
+        "import: from a log; from-recording: what a server recorded",
     )
+    for name in (*PATTERNS, *EDITS, *MIXES):
+        _configure_pattern(names.add_parser(name, allow_abbrev=False))
+    about = "requests as a log of a production service has them"
+    workload_import.configure(names.add_parser("import", description=about, allow_abbrev=False))
+
+
+def _configure_pattern(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs", metavar="C.json", help="cost table: a file or a shipped name; workflows need none"
     )
@@ -53,6 +63,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name == "import":
+        return workload_import.run(args)
     if args.name in MIXES:
         return _workflows(args)
     if args.costs is None:
