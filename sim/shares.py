@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,6 +27,10 @@ class Shares(Generic[T]):
     def at(self, position: float) -> T:
         """By a number from 0 to 1 that was drawn elsewhere."""
         return self.values[place(self.weights, position)]
+
+    @classmethod
+    def even(cls, values: Sequence[T]) -> Shares[T]:
+        return cls(tuple(values), (1.0,) * len(values))
 
     @classmethod
     def parse(cls, text: str, read: Callable[[str], T], what: str) -> Shares[T]:

@@ -56,7 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="spread",
         help="requests of one second, where the log has whole seconds: evenly within it, or all at its start",
     )
-    parser.add_argument("--models", metavar="M:SHARE,…", help="of requests whose model the log does not say")
+    parser.add_argument(
+        "--models", metavar="M:SHARE,…", help="of requests whose model the log does not say; default: the only one"
+    )
     parser.add_argument(
         "--model-names", metavar="LOGGED=MODEL,…", default="", help="models of the log; *=MODEL: all others"
     )
@@ -93,8 +95,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     cost = TableCostModel(load_cost_table(args.costs))
     pace = Pace(load=args.load, num_ranks=args.ranks, per_min=args.per_min, time_factor=args.time_factor)
-    mix, selection = _mix(args, cost), _selection(args.select)
-    requests = read_log(args.log, _log_format(args), known_models(cost))
+    log, selection = _log_format(args), _selection(args.select)
+    mix = _mix(args, cost, says_models="model" in log.columns)
+    requests = read_log(args.log, log, known_models(cost))
     if args.ties == "spread":
         requests = spread_ties(requests)
     num_there, requests = len(requests), requests[selection]
@@ -124,16 +127,19 @@ def _log_format(args: argparse.Namespace) -> LogFormat:
     )
 
 
-def _mix(args: argparse.Namespace, cost: TableCostModel) -> RequestMix:
-    models = Shares.parse(args.models or only_model(cost, None), str, "--models")
-    for model in models.values:
-        only_model(cost, model)
+def _mix(args: argparse.Namespace, cost: TableCostModel, *, says_models: bool) -> RequestMix:
+    known = known_models(cost)
+    if args.models is not None:
+        models = Shares.parse(args.models, str, "--models")
+        for model in models.values:
+            only_model(cost, model)
+    else:
+        models = Shares.even(known if says_models else [only_model(cost, None)])
     factors = args.deadline_factors
     if factors is not None and not all(math.isfinite(factor) and factor > 0 for factor in factors):
         raise ValueError(f"deadline factors must be positive numbers, got {factors}")
     if not (math.isfinite(args.slo_scale) and args.slo_scale > 0):
         raise ValueError(f"the SLO scale must be a positive number, got {args.slo_scale}")
-    known = known_models(cost)
     given = _sizes_by_model(args.sizes, known)
     sizes = {}
     for model in known:
@@ -159,7 +165,7 @@ def _sizes_by_model(given: Sequence[str], known: Sequence[str]) -> dict[str, str
 def _standard_sizes(cost: TableCostModel, model: str, factors: Sequence[float] | None) -> Shares[Size]:
     shapes = standard_shapes(cost, model)
     factors = standard_factors(shapes) if factors is None else _as_many(factors, len(shapes))
-    return Shares(tuple(map(Size, SIZES, shapes, factors)), (1.0,) * len(shapes))
+    return Shares.even(list(map(Size, SIZES, shapes, factors)))
 
 
 def _sizes(text: str, factors: Sequence[float] | None) -> Shares[Size]:
