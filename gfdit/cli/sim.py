@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def add_simulation_options(parser: argparse.ArgumentParser, *, costs_required: bool = True) -> None:
     """What a single trace and a sweep have in common."""
     parser.add_argument(
-        "--costs", metavar="C.json", required=costs_required, help="cost table: a file or a shipped name"
+        "--costs", nargs="+", metavar="C.json", required=costs_required, help="cost tables: files or shipped names"
     )
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="devices, one full replica on each")
     add_policy_options(parser)

@@ -27,6 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in (*PATTERNS, *EDITS, *MIXES):
         _configure_pattern(names.add_parser(name, allow_abbrev=False))
     about = "requests as a log of a production service has them"
+    recording = names.add_parser(
+        "from-recording", description="what a server with --record was asked for", allow_abbrev=False
+    )
+    workload_import.configure_recording(recording)
     workload_import.configure(names.add_parser("import", description=about, allow_abbrev=False))
 
 
@@ -65,6 +69,8 @@ def _configure_pattern(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.name == "import":
         return workload_import.run(args)
+    if args.name == "from-recording":
+        return workload_import.from_recording(args)
     if args.name in MIXES:
         return _workflows(args)
     if args.costs is None:

@@ -11,8 +11,9 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.tasks import Shape
 from gfdit.sim.arrivals import Pace
 from gfdit.sim.cost_tables import load_cost_table
-from gfdit.sim.importers import FIELDS, FORMATS, Condition, LogFormat, read_log, spread_ties
+from gfdit.sim.importers import FIELDS, FORMATS, OTHER_MODELS, Condition, LogFormat, read_log, spread_ties
 from gfdit.sim.log_traces import RequestMix, Size, trace_of
+from gfdit.sim.recorded import recorded_trace
 from gfdit.sim.request_classes import (
     DEFAULT_STEPS,
     SIZES,
@@ -106,6 +107,31 @@ def run(args: argparse.Namespace) -> int:
     trace = trace_of(requests, mix, cost, pace=pace, seed=args.seed)
     write_trace(args.out, trace)
     print(f"{args.out}: {summary(trace)}, {len(trace)} of {num_there} in the log")
+    return 0
+
+
+def configure_recording(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recording", metavar="FILE", type=Path, help="what gfdit serve --record FILE has written")
+    parser.add_argument(
+        "--model-names",
+        metavar="RECORDED=MODEL,…",
+        default="",
+        help="what a cost table calls the models; *=MODEL: all others",
+    )
+    parser.add_argument("--out", metavar="T.jsonl", type=Path, required=True, help="write the trace there")
+
+
+def from_recording(args: argparse.Namespace) -> int:
+    names = _pairs(args.model_names, "--model-names", "RECORDED=MODEL")
+    recorded, num_masked = recorded_trace(args.recording)
+    trace = [
+        replace(request, model=names.get(request.model, names.get(OTHER_MODELS, request.model)))
+        for request in recorded
+    ]
+    write_trace(args.out, trace)
+    models = ", ".join(dict.fromkeys(request.model for request in trace))
+    masked = f"; {num_masked} edits under a mask compute all here" if num_masked else ""
+    print(f"{args.out}: {summary(trace)}; of {models}{masked}")
     return 0
 
 

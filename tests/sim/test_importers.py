@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gfdit.cli import main as cli
+from gfdit.core import ParallelSpec, Shape, trajectory
+from gfdit.core import events as ev
+from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.sim.arrivals import Pace
 from gfdit.sim.importers import spread_ties
 from gfdit.sim.log_traces import LoggedRequest
+from gfdit.sim.replay import make_control_plane
 from gfdit.sim.shares import Shares, shape_of
 from gfdit.sim.trace import TraceRequest, read_trace
-from tests.sim.tables import AROUND_S, table
+from tests.sim.tables import AROUND_S, line, table
 
 GENTD26 = """gmt_create,predict_type,num_images_per_prompt,num_inference_steps,checkpoint_model_version_id
 2024-11-15 18:00:10,TXT_2_IMG,1.0,4.0,M1
@@ -173,3 +180,49 @@ def test_shares() -> None:
     assert [shares.at(position).height for position in (0.0, 0.74, 0.76, 0.999)] == [480, 480, 1024, 1024]
     with pytest.raises(ValueError, match="512x512 is there twice"):
         Shares.parse("512,512x512", shape_of, "sizes")
+
+
+# Recordings
+
+
+def recording(path: str, events: list[ev.Event]) -> None:
+    header = RecordingHeader(model="m", num_ranks=2, policy="fcfs")
+    writer, plane = RecordingWriter(path, header), make_control_plane(header, {})
+    for event in events:
+        with suppress(ValueError):
+            writer.handle(plane, event, 100.0)
+    writer.close()
+
+
+def test_what_a_server_recorded_is_a_trace_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        line("late", 3.5, slo_class="S", priority=2),
+        line("first", 1.25, num_steps=7, deadline_s=4.5, height=256),
+        line("again", 2.0),
+    ]
+    arrived = [
+        ev.RequestArrived(one.request(100.0), trajectory(one.id, one.num_steps, (ParallelSpec(1),)))
+        for one in lines
+    ]
+    # Told twice: refused. Of another one's time: another request. One for two images, of which a part is computed.
+    other = replace(lines[2], arrival_s=5.0)
+    several = other.request(100.0)
+    shape = Shape(512, 512, num_outputs=2, computed_percent=30)
+    several = msgspec.structs.replace(several, shape=shape, model="n")
+    graph = trajectory(several.id, 2, (ParallelSpec(1),))
+    recording("r", [*arrived, arrived[0], ev.RequestCancelled("again"), ev.RequestArrived(several, graph)])
+    command = ["workload", "from-recording", "r", "--model-names", "n=wide", "--out", "w.jsonl"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert out == "w.jsonl: 5 requests in 4 s: 4 default, 1 S; of m, wide; 1 edits under a mask compute all here\n"
+    expected = [lines[1], replace(lines[2], id="again@1"), lines[0]]
+    expected += [replace(other, id=f"again@3.{index}", model="wide") for index in (0, 1)]
+    assert read_trace("w.jsonl") == [replace(one, arrival_s=one.arrival_s - 1.25) for one in expected]
+    assert cli.main(["sim", "--trace", "w.jsonl", "--costs", "c.json", "d.json", "--ranks", "2"]) == 0
+
+
+def test_a_file_that_is_no_recording(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording("empty", [])
+    for name, told in (("a.csv", "a.csv: not a recording"), ("empty", "empty: the recording has no requests")):
+        argv = ["workload", "from-recording", name, "--out", "w.jsonl"]
+        assert told in error_of(capsys, lambda argv=argv: cli.main(argv))  # type: ignore[misc]
