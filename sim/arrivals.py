@@ -124,13 +124,18 @@ def _first_gap(draw: random.Random, cv: float) -> float:
     return draw.random() * gamma(draw, shape + 1) / shape
 
 
+def normal(draw: random.Random) -> float:
+    """Of mean 0 and standard deviation 1."""
+    return _NORMAL.inv_cdf(draw.random() or 0.5)
+
+
 def gamma(draw: random.Random, shape: float) -> float:
     """Gamma with scale 1: Marsaglia and Tsang, "A simple method for generating gamma variables" (2000)."""
     if shape < 1:
         return gamma(draw, shape + 1) * (1.0 - draw.random()) ** (1 / shape)
     d = shape - 1 / 3
     while True:
-        x = _NORMAL.inv_cdf(draw.random() or 0.5)
+        x = normal(draw)
         v = (1 + x / math.sqrt(9 * d)) ** 3
         if v > 0 and math.log(1.0 - draw.random()) < x * x / 2 + d - d * v + d * math.log(v):
             return d * v
