@@ -65,5 +65,8 @@ def _dispersion(counts: np.ndarray) -> float:
 
 
 def _correlation(counts: np.ndarray, lag: int) -> float:
+    """0 for counts that are too few to tell."""
+    if len(counts) <= lag:
+        return 0.0
     around = counts - counts.mean()
     return float((around[:-lag] * around[lag:]).mean() / counts.var())

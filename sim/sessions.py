@@ -28,12 +28,12 @@ NUM_SKIPPED = 5000
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """``per_hour`` sessions begin on average, at a rate whose logarithm has the standard deviation ``rate_sigma``
+    """``per_hour`` sessions begin on average; the logarithm of the rate has the deviation ``rate_sigma``.
 
-    and forgets itself within ``rate_memory_s``. The number of requests in a session exceeds k with probability
-    ``(1 + k / size_scale) ** -size_shape`` (a Lomax distribution, in whole numbers). Gaps have the median ``gap_s``,
-    their logarithm the standard deviation ``gap_sigma``. The share ``script_share`` of sessions is of scripts: geometric
-    with the mean ``script_size``, with gaps of the median ``script_gap_s`` and ``script_gap_sigma``.
+    Its correlation over a time t is ``exp(-t / rate_memory_s)``. A session has more than k requests with probability
+    ``(1 + k / size_scale) ** -size_shape`` (a Lomax distribution, in whole numbers). Gaps in it have the median
+    ``gap_s``, their logarithm has the standard deviation ``gap_sigma``. A share ``script_share`` of sessions is of
+    scripts: of ``script_size`` requests on average, geometrically distributed, at gaps of their own.
     """
 
     per_hour: float

@@ -1,7 +1,8 @@
-"""Fit the arrivals of ``production-images`` to GenTD26's log of requests: ``python tools/fit_arrivals.py LOG.csv``.
+"""Fit the arrivals of ``production-images`` to GenTD26's log: ``python tools/fit_arrivals.py LOG.csv``.
 
-LOG.csv is lora_request_trace.csv of github.com/alibaba/clusterdata, cluster-trace-v2026-GenAI; only what is printed
-here goes into ``sim/workloads.py``. Fitted are text-to-image requests 0 to 2,999 and 22,000 on, in order of time.
+LOG.csv is lora_request_trace.csv of github.com/alibaba/clusterdata, cluster-trace-v2026-GenAI. Only parameters that
+are printed here go into ``sim/workloads.py``. Fitted are text-to-image requests 0 to 2,999 and 22,000 on, in order
+of time.
 ``--judge`` compares with the 19,000 between them as well, which nothing was chosen by.
 
 Sessions are requests of one group, less than ten minutes apart: their number an hour, the number of requests in
@@ -20,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import fmean, median, pstdev
 
 from scipy.optimize import minimize
@@ -150,7 +151,7 @@ def sessions_of(rows: Sequence[LogRow]) -> Iterator[list[float]]:
 
 def gaps(session: Sequence[float]) -> list[float]:
     """A second is as short as the log's clock can say: half of one where it says none."""
-    return [max(0.5, after - before) for before, after in zip(session, session[1:], strict=False)]
+    return [max(0.5, after - before) for before, after in pairwise(session)]
 
 
 def log_normal(values: Sequence[float]) -> tuple[float, float]:
