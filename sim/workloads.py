@@ -5,8 +5,8 @@ A workload is a list of phases, each with a rate and a mix of request classes. T
 the time its requests would take on one rank each is the wanted share of what the ranks have to give. The
 TetriServe mixes (paper, section 6.1) have a rate of their own, 12 requests a minute.
 
-``production-images`` imitates the log of a service (:mod:`gfdit.sim.sessions`, fitted by ``tools/fit_arrivals.py``).
-It is so bursty that no trace has the expected load: time is squeezed to the load of each, as with a log itself.
+``production-images`` imitates the log of a service, by :mod:`gfdit.sim.sessions` and ``tools/fit_arrivals.py``. It is
+so bursty that no trace has the expected load: time is squeezed to the load of each, as with a log itself.
 """
 
 from __future__ import annotations
@@ -107,19 +107,22 @@ def _tetriserve(skew: float) -> Workload:
 
 GENTD26 = Sessions(
     per_hour=6.21,
-    rate_sigma=1.8,
-    rate_memory_s=5 * 3600.0,
-    size_shape=2.7,
-    size_scale=6.0,
+    rate_sigma=1.9,
+    rate_memory_s=6 * 3600.0,
+    size_shape=3.07,
+    size_scale=6.63,
     gap_s=66.0,
-    gap_sigma=0.79,
-    script_share=0.0022,
-    script_size=89.0,
-    script_gap_s=1.2,
-    script_gap_sigma=1.4,
+    gap_sigma=0.8,
+    script_share=0.0029,
+    script_size=67.8,
+    script_gap_s=1.24,
+    script_gap_sigma=1.46,
 )
 """Fitted to text-to-image requests 0 to 2,999 and 22,000 on of Alibaba's log GenTD26, in order of time."""
-GENTD26_STEPS = ((30, 0.92), (40, 0.05))
+GENTD26_STEPS = (
+    *((30, 0.919), (40, 0.046), (50, 0.016), (28, 0.004)),
+    *((25, 0.003), (100, 0.002), (35, 0.002)),
+)
 
 PATTERNS: Mapping[str, Workload] = MappingProxyType(
     {

@@ -1,8 +1,8 @@
 """Fit the arrivals of ``production-images`` to GenTD26's log: ``python tools/fit_arrivals.py LOG.csv``.
 
-LOG.csv is lora_request_trace.csv of github.com/alibaba/clusterdata, cluster-trace-v2026-GenAI. Only parameters that
-are printed here go into ``sim/workloads.py``. Fitted are text-to-image requests 0 to 2,999 and 22,000 on, in order
-of time.
+LOG.csv is lora_request_trace.csv of github.com/alibaba/clusterdata, cluster-trace-v2026-GenAI. Only parameters
+that are printed here go into ``sim/workloads.py``. Fitted are text-to-image requests 0 to 2,999 and 22,000 on, in
+order of time.
 ``--judge`` compares with the 19,000 between them as well, which nothing was chosen by.
 
 Sessions are requests of one group, less than ten minutes apart: their number an hour, the number of requests in
@@ -58,17 +58,19 @@ def main() -> None:
     parts = [rows[:FIRST_JUDGED], rows[END_JUDGED:]]
     fitted = fit(parts)
     print(f"{fitted}\n")
-    print("steps:", steps_mix([row for part in parts for row in part]), "\n")
+    print(f"steps: {steps_mix([row for part in parts for row in part])}\n")
     logged = [numbers([row.at_s for row in part]) for part in parts]
     cv = fmean(one["gap CV"] for one in logged)
+    simulated = windows(fitted.arrival_times, OTHER_SEEDS)
     columns = {
         "log, 0-2999": logged[0],
         "log, 22000-": logged[1],
-        "generator": middle(windows(fitted.arrival_times, OTHER_SEEDS)),
-        "10 %": middle(windows(fitted.arrival_times, OTHER_SEEDS), 0.1),
-        "90 %": middle(windows(fitted.arrival_times, OTHER_SEEDS), 0.9),
+        "generator": middle(simulated),
+        "10 %": middle(simulated, 0.1),
+        "90 %": middle(simulated, 0.9),
         f"gamma renewal, CV {cv:.1f}": middle(windows(renewal(parts, cv), OTHER_SEEDS)),
     }
+    found = []
     if args.judge:
         judged = rows[FIRST_JUDGED:END_JUDGED]
         kept = [judged[start : start + WINDOW] for start in range(0, len(judged) - WINDOW + 1, WINDOW)]
@@ -81,9 +83,10 @@ def main() -> None:
     print("|".join(["measure", *columns]))
     for name in logged[0]:
         print("|".join([name, *(f"{column[name]:.2f}" for column in columns.values())]))
+    judges = middle(found) if args.judge else geometric(logged)
     for name, column in columns.items():
-        print(f"{name}: error {error(column, geometric(logged)):.2f} to what was fitted", end="")
-        print(f", {error(column, middle(found)):.2f} to what judges" if args.judge else "")
+        errors = error(column, geometric(logged)), error(column, judges)
+        print(f"{name}: error {errors[0]:.2f} to what was fitted, {errors[1]:.2f} to what judges")
 
 
 def read(path: str) -> list[LogRow]:
