@@ -65,8 +65,8 @@ def _dispersion(counts: np.ndarray) -> float:
 
 
 def _correlation(counts: np.ndarray, lag: int) -> float:
-    """0 for counts that are too few to tell."""
-    if len(counts) <= lag:
+    """0 for counts that are too few to tell, or all the same."""
+    if len(counts) <= lag or counts.min() == counts.max():
         return 0.0
     around = counts - counts.mean()
     return float((around[:-lag] * around[lag:]).mean() / counts.var())

@@ -5,8 +5,8 @@ A workload is a list of phases, each with a rate and a mix of request classes. T
 the time its requests would take on one rank each is the wanted share of what the ranks have to give. The
 TetriServe mixes (paper, section 6.1) have a rate of their own, 12 requests a minute.
 
-``production-images`` imitates the log of a service, by :mod:`gfdit.sim.sessions` and ``tools/fit_arrivals.py``. It is
-so bursty that no trace has the expected load: time is squeezed to the load of each, as with a log itself.
+``production-images`` imitates the log of a service, by :mod:`gfdit.sim.sessions` and ``tools/fit_arrivals.py``. It
+is so bursty that no trace has the expected load: time is squeezed to the load of each, as with a log itself.
 """
 
 from __future__ import annotations
