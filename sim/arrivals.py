@@ -56,12 +56,12 @@ class Pace:
     time_factor: float | None = None
 
     def __post_init__(self) -> None:
-        given = {
-            "a load": self.load,
-            "a number of requests a minute": self.per_min,
-            "a factor of time": self.time_factor,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
+        named = (
+            ("a load", self.load),
+            ("a number of requests a minute", self.per_min),
+            ("a factor of time", self.time_factor),
+        )
+        given = {name: value for name, value in named if value is not None}
         if len(given) > 1:
             raise ValueError(f"give one of {' and '.join(given)}")
         for name, value in given.items():

@@ -33,7 +33,7 @@ class Sessions:
     Its correlation over a time t is ``exp(-t / rate_memory_s)``. A session has more than k requests with
     probability ``(1 + k / size_scale) ** -size_shape`` (a Lomax distribution, in whole numbers). Gaps in it have
     the median ``gap_s``, their logarithm has the deviation ``gap_sigma``. The share ``script_share`` of
-    sessions is of scripts: of ``script_size`` requests on average, geometrically distributed, at gaps of their own.
+    sessions is of scripts: of ``script_size`` requests on average (geometric), at gaps of their own.
     """
 
     per_hour: float

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from itertools import islice, pairwise
 from statistics import fmean, median, pstdev
 
-from scipy.optimize import minimize
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gfdit.sim.arrivals import arrival_times
 from gfdit.sim.burstiness import burstiness
