@@ -86,6 +86,7 @@ def trace_of(
         size = mix.sizes[model].at(position)
         if one.shape is not None:
             size = Size(name_of(one.shape), one.shape, mix.deadline_factor)
+        name = f"{model}/{size.name}" if len(mix.models.values) > 1 else size.name
         alone_s = service_s(model, size.shape, num_steps)
         work_s += alone_s
         deadline_s = mix.slo_scale * (one.deadline_s or size.deadline_factor * alone_s)
@@ -99,7 +100,7 @@ def trace_of(
                 num_frames=size.shape.num_frames,
                 num_steps=num_steps,
                 cfg=model in guided,
-                slo_class=one.slo_class or size.name,
+                slo_class=one.slo_class or name,
                 deadline_s=round(deadline_s, 6),
             )
         )

@@ -84,14 +84,18 @@ def test_a_window_at_a_load(here: Path) -> None:
 
 
 def test_any_csv_says_what_its_columns_say(here: Path) -> None:
-    columns = "--columns arrival=TIMESTAMP,model=Model,height=Pixels,width=Wide,class=Model"
+    columns = "--columns arrival=TIMESTAMP,model=Model,height=Pixels,width=Wide"
     trace = imported(f"a.csv {columns} --costs c.json,d.json --model-names chat=wide,*=m --sizes m=256 --steps 3")
     assert [(one.model, one.height, one.width, one.slo_class) for one in trace] == [
-        ("wide", 512, 1024, "chat"),
-        ("m", 256, 256, "other"),
+        ("wide", 512, 1024, "wide/512x1024"),
+        ("m", 256, 256, "m/256"),
     ]
     assert [one.arrival_s for one in trace] == [0.0, 0.0]  # not whole seconds: they did arrive together
-    Path("b.csv").write_text("t;n\n".replace(";", ",") + "15.11.2024 10:00,1\n15.11.2024 10:01,1\n")
+    assert [one.slo_class for one in imported(f"a.csv {columns},class=Model --model-names *=m")] == [
+        "chat",
+        "other",
+    ]
+    Path("b.csv").write_text("t,n\n" + "15.11.2024 10:00,1\n15.11.2024 10:01,1\n")
     form = ["--time-format", "%d.%m.%Y %H:%M"]
     argv = ["workload", "import", "b.csv", "--columns", "arrival=t,steps=n", *form, *OUT.split()]
     assert cli.main(argv) == 0
