@@ -42,9 +42,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class RequestMix:
-    """What a log does not say of its requests. ``sizes`` are those of each model.
+    """What a log does not say of its requests.
 
-    A size that the log itself gives is due after ``deadline_factor`` times the time on one rank.
+    ``sizes`` are those of each model there may be; if there are several, classes are named by them as well. A size
+    that the log itself gives is due after ``deadline_factor`` times the time on one rank.
     """
 
     models: Shares[str]
@@ -86,7 +87,7 @@ def trace_of(
         size = mix.sizes[model].at(position)
         if one.shape is not None:
             size = Size(name_of(one.shape), one.shape, mix.deadline_factor)
-        name = f"{model}/{size.name}" if len(mix.models.values) > 1 else size.name
+        name = f"{model}/{size.name}" if len(mix.sizes) > 1 else size.name
         alone_s = service_s(model, size.shape, num_steps)
         work_s += alone_s
         deadline_s = mix.slo_scale * (one.deadline_s or size.deadline_factor * alone_s)

@@ -168,7 +168,7 @@ def _mix(args: argparse.Namespace, cost: TableCostModel, *, says_models: bool) -
         raise ValueError(f"the SLO scale must be a positive number, got {args.slo_scale}")
     given = _sizes_by_model(args.sizes, known)
     sizes = {}
-    for model in known:
+    for model in known if says_models else models.values:
         text = given.get(model, given.get(""))
         sizes[model] = _standard_sizes(cost, model, factors) if text is None else _sizes(text, factors)
     one_for_all = factors[0] if factors and len(factors) == 1 else DEADLINE_FACTOR
