@@ -85,12 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse, except that an error is one line and says what is allowed."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Nothing unknown, so that a sub-command says itself what it allows."""
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             allowed = ", ".join(option for option in self._option_string_actions if option.startswith("--"))
             self.error(f"unrecognized: {' '.join(unknown)}; allowed: {allowed}")
-        return known
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)

@@ -56,7 +56,7 @@ def add_simulation_options(
 ) -> None:
     """What a single trace and a sweep have in common."""
     parser.add_argument(
-        "--costs", metavar="C.json", required=costs_required, help="cost table: a file or a shipped name"
+        "--costs", nargs="+", metavar="C.json", required=costs_required, help="cost tables: files or shipped names"
     )
     if several_ranks:
         parser.add_argument("--ranks", metavar="N,N,…", required=True, help="devices, one full replica on each")
