@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from gfdit.core.components import Component
+from gfdit.sim.costs.edit_costs import EditCosts
 from gfdit.sim.device_memory import DeviceMemory
-from gfdit.sim.edit_costs import EditCosts
 from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
 
 

@@ -22,8 +22,8 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy import batch_view
 from gfdit.core.tasks import artifact_kind
 from gfdit.observe.timeline import TimelineWriter
+from gfdit.sim.costs.edit_costs import Templates
 from gfdit.sim.devices import Copy, Devices, Execution
-from gfdit.sim.edit_costs import Templates
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest

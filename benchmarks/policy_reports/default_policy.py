@@ -9,7 +9,7 @@ from benchmarks.policy_reports.claims import attainment_table, claims_table, per
 from benchmarks.policy_reports.default_claims import DEFAULT, FAST, Targets
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.compare import PolicyChoice
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plots import plot_attainment, plot_trade_off
 from gfdit.sim.rank_faults import SlowRank

@@ -11,7 +11,7 @@ from gfdit.core import TaskKind
 from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.estimates import estimate
 from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.options import SimulationOptions

@@ -19,7 +19,7 @@ from benchmarks.policy_reports.claims import (
 )
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.compare import PolicyChoice
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plots import plot_attainment, plot_latencies, pooled_latencies
 from gfdit.sim.sweep import Grid, Point, Sweep

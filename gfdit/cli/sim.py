@@ -15,15 +15,15 @@ from gfdit.core.cost.file import CostTable
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
+from gfdit.sim.costs.flux_edits import flux_edits
+from gfdit.sim.costs.workflow_costs import GIB
 from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.edit_workloads import template_names
-from gfdit.sim.flux_edits import flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe
 from gfdit.sim.trace import TraceRequest, read_trace
-from gfdit.sim.workflow_costs import GIB
 from gfdit.sim.workflow_mixes import MIXES
 from gfdit.sim.workflow_source import WorkflowSource
 

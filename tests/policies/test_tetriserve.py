@@ -15,7 +15,7 @@ from gfdit.policies._knapsack import pack
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.rssp import Rssp
 from gfdit.policies.tetriserve import TetriServe
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 

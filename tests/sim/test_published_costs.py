@@ -9,10 +9,10 @@ import pytest
 from gfdit.core import ParallelSpec, Request, Shape, TaskKind
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim import flux_costs
-from gfdit.sim.cost_tables import FOLDER, load_cost_table, shipped_tables
+from gfdit.sim.costs import flux_costs
+from gfdit.sim.costs.cost_tables import FOLDER, load_cost_table, shipped_tables
+from gfdit.sim.costs.published_costs import write_all
 from gfdit.sim.graphs import GraphBuilder
-from gfdit.sim.published_costs import write_all
 
 
 def seconds(table: CostTable, kind: TaskKind, shape: Shape, sp: int = 1) -> float:

@@ -16,7 +16,7 @@ from gfdit.core import Shape, TaskKind
 from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.sim.arrivals import arrival_times, pick
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.simulator import SimulationOptions, Simulator, Status
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, request_classes, workload_classes
 from tests.sim.tables import AROUND_S, table

@@ -1,8 +1,8 @@
-"""The cost tables that come with gfdit, computed from published figures: ``python -m gfdit.sim.published_costs``.
+"""The cost tables that come with gfdit, from published figures: ``python -m gfdit.sim.costs.published_costs``.
 
 The tables of Qwen-Image and Wan take encode, prepare and decode times from the generator constants of the GF-DiT
 repository, which publishes none for Qwen-Image. Its 0.5 ms to finalise a request count as decoding. Encoding,
-preparing and decoding run on one rank, as in the server. FLUX is in :mod:`gfdit.sim.flux_costs`.
+preparing and decoding run on one rank, as in the server. FLUX is in :mod:`gfdit.sim.costs.flux_costs`.
 
 Nobody has published artifact sizes: they follow from the shapes of the tensors, two bytes a value.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.tasks import Shape, TaskKind
-from gfdit.sim import flux_costs, flux_edits
-from gfdit.sim.cost_tables import FOLDER
+from gfdit.sim.costs import flux_costs, flux_edits
+from gfdit.sim.costs.cost_tables import FOLDER
 
 QWEN_STEP_MS = {  # by side of the image, on 1, 2 and 4 ranks
     512: (155, 161, 172),
