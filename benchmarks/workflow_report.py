@@ -273,7 +273,8 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         *source_lines(report, f"Python {report['python']}"),
         f"- Simulated with costs that are published or derived (`gfdit.sim.costs.workflow_costs`); seeds {SEEDS}, "
-        f"means and halves of 95 % intervals; {report['requests']} requests each, from empty ranks but for `static`",
+        f"means and halves of 95 % intervals; {report['requests']} requests each, from empty ranks but for "
+        "`static`",
         "- Load: the share of all ranks' time that requests take alone, one part after the other",
         "",
         "## Load sustained with 90 % of deadlines met (figure 9, a to f), 8 ranks",

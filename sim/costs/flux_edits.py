@@ -62,6 +62,7 @@ def edit_table(gain_of_four: float = GAIN_OF_FOUR) -> CostTable:
         (*own, *_batches(own, gain_of_four)),
         sizes,
         masked,
+        flux.exchanges,
     )
 
 

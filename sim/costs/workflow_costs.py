@@ -5,8 +5,8 @@
   (paper: 1.7 to 4), encoders of SD3 and SD3.5 are the same, and so are encoders and VAE of FLUX.
 - Step times are work at 1024 x 1024 at the rate of the shipped table ``flux-h100``, with both branches of guidance
   for SD3 and SD3.5; nets are their share of the blocks. A 4.7 % part of a step that neither ranks nor batches
-  change, and the communication of sequence parallelism, are those of :mod:`gfdit.sim.costs.flux_costs`. Guidance on
-  two ranks is then 1.91 times as fast (paper, figure 10: up to 1.9).
+  change, and the communication of sequence parallelism, are those of :mod:`gfdit.sim.costs.flux_costs`. Guidance
+  on two ranks is then 1.91 times as fast (paper, figure 10: up to 1.9).
 - Residuals are what nets of these families make in 16 bit: FLUX 2, SD3 6 and SD3.5 19, of either branch for the
   last two. Encoding a control image is taken to cost what decoding does.
 - Reading a LoRA costs 0.5 s before the first step, 0.05 s if steps go on meanwhile (section 7.4, SDXL).
