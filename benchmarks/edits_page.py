@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gfdit.cli.provenance import source_lines
+from gfdit.sim.costs.flux_edits import GAIN_OF_FOUR
 from gfdit.sim.estimates import Estimate, estimate
-from gfdit.sim.flux_edits import GAIN_OF_FOUR
 
 # Paul Tol's bright colours, as in the other pictures.
 COLOURS = {
@@ -100,8 +100,8 @@ def _head(report: dict[str, Any]) -> list[str]:
         "# Edits under masks: loads, batches, placement",
         "",
         *source_lines(report, f"Python {report['python']}"),
-        "- Simulated, with derived costs (`gfdit.sim.flux_edits`): FLUX.1-dev, 1024 x 1024, 28 steps, H100; all "
-        "templates are in the host's memory unless said otherwise",
+        "- Simulated, with derived costs (`gfdit.sim.costs.flux_edits`): FLUX.1-dev, 1024 x 1024, 28 steps, H100; "
+        "all templates are in the host's memory unless said otherwise",
         f"- Seeds {first} to {last}, means and halves of 95 % intervals; {report['requests']} edits a trace on 8 "
         f"ranks, a third on one; what a mean edit takes alone: {alone}",
         f"- How much batches of masked steps gain is an assumption: {GAIN_OF_FOUR:g} at four (FlashPS, section 1) "

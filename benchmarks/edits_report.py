@@ -1,6 +1,6 @@
 """Edits under masks in the simulator, after figures of the FlashPS paper: loads, batching and placement.
 
-Times are derived, not measured (``gfdit.sim.flux_edits``): edits of 1024 x 1024 with FLUX.1-dev on H100, all
+Times are derived, not measured (``gfdit.sim.costs.flux_edits``): edits of 1024 x 1024 with FLUX.1-dev on H100, all
 templates in the host's memory unless said otherwise. Every policy sees the same traces. What was tuned was tuned
 on seeds 0 to 4. Run with ``python -m benchmarks.edits_report``; prints the page, or writes it with data and
 picture to ``--out``.
@@ -37,10 +37,10 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.tasks import TaskKind
 from gfdit.policies.mask_aware import MaskAware
 from gfdit.policies.triage import Triage
-from gfdit.sim import flux_costs
+from gfdit.sim.costs import flux_costs
+from gfdit.sim.costs.flux_edits import GAIN_OF_FOUR, GIB, NUM_STEPS, SIDE, UNMASKED_SHARE, edit_table, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits, template_names
 from gfdit.sim.estimates import estimate
-from gfdit.sim.flux_edits import GAIN_OF_FOUR, GIB, NUM_STEPS, SIDE, UNMASKED_SHARE, edit_table, flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import Simulator
 from gfdit.sim.trace import TraceRequest

@@ -19,7 +19,7 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.events import Event
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.simulator import SimulatedRequest, SimulationOptions, Simulator, Status
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workloads import PATTERNS, RequestClass, generate, workload_classes

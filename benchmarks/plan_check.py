@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gfdit.sim.compare import PolicyChoice
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plan import Demand, Requirement, Study, judge, plan
 

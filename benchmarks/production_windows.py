@@ -25,7 +25,7 @@ from gfdit.cli import main as cli
 from gfdit.cli.provenance import provenance
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import read_trace
 

@@ -27,9 +27,9 @@ from gfdit.core.policy.admission import with_admission
 from gfdit.core.tasks import with_candidates
 from gfdit.policies.lego import Lego
 from gfdit.policies.triage import Triage
+from gfdit.sim.costs.workflow_costs import BASES, GIB, LOAD_BYTES_PER_S, SHAPE
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import SimulationRun, Simulator
-from gfdit.sim.workflow_costs import BASES, GIB, LOAD_BYTES_PER_S, SHAPE
 from gfdit.sim.workflow_mixes import SETTINGS, Variant, WorkflowMix, paper_setting, production_mix
 
 RANK_BYTES = 72 * GIB
@@ -272,8 +272,9 @@ def markdown(report: dict[str, Any]) -> str:
         "# Workflows: a pool of components against pipelines",
         "",
         *source_lines(report, f"Python {report['python']}"),
-        f"- Simulated with costs that are published or derived (`gfdit.sim.workflow_costs`); seeds {SEEDS}, means "
-        f"and halves of 95 % intervals; {report['requests']} requests each, from empty ranks but for `static`",
+        f"- Simulated with costs that are published or derived (`gfdit.sim.costs.workflow_costs`); seeds {SEEDS}, "
+        f"means and halves of 95 % intervals; {report['requests']} requests each, from empty ranks but for "
+        "`static`",
         "- Load: the share of all ranks' time that requests take alone, one part after the other",
         "",
         "## Load sustained with 90 % of deadlines met (figure 9, a to f), 8 ranks",

@@ -60,8 +60,14 @@ class WorkerGroups:
     stay where they still fit.
     """
 
-    def __init__(self, size: int | None, load: Load | None = None) -> None:
-        """The group is chosen where ``load`` is least, by default the estimated work."""
+    def __init__(self, size: int | None, load: Load | None = None, *, by_task: bool = False) -> None:
+        """The group is chosen where ``load`` is least, by default the estimated work.
+
+        With ``by_task`` that is the work of the tasks that are ready or run there, and :meth:`assign_tasks`
+        chooses again for each.
+        """
+        self._by_task = by_task
+        self._assigned: dict[str, str] = {}  # task by request
         self._wanted_size = size
         self._load = load or _work_left_s
         self._size = 1
@@ -91,6 +97,20 @@ class WorkerGroups:
             if request.id not in self._homes:
                 self._assign(request, view)
 
+    def assign_tasks(self, view: SchedulerView) -> None:
+        """Assign every task that has become ready since, the oldest first; of equal groups to that of the last."""
+        self._assigned = {name: task for name, task in self._assigned.items() if name in view.requests}
+        for task in view.ready:
+            name = task.request_id
+            if self._assigned.get(name) == task.id or (home := self._homes[name]) is None:
+                continue
+            self._assigned[name] = task.id
+            self._forget(name)
+            self._assign(view.requests[name], view, home.group)
+            if chosen := self._homes[name]:
+                layout = chosen.group.layout(task.model, view.cost.candidates(task))
+                chosen.group.left_s[name] = view.cost.task_s(task, layout) if layout else 0.0
+
     def idle(self, view: SchedulerView) -> set[Group]:
         """Groups that have requests, and whose ranks are all free."""
         if self._size == 1:
@@ -113,7 +133,8 @@ class WorkerGroups:
         home = self._homes[task.request_id]
         assert home is not None
         if layout := home.group.layout(task.model, view.cost.candidates(task)):
-            home.group.left_s[task.request_id] = self.remaining_s(task.request_id, view)
+            if not self._by_task:
+                home.group.left_s[task.request_id] = self.remaining_s(task.request_id, view)
             return Dispatch((task.id,), layout)
         return None
 
@@ -130,10 +151,11 @@ class WorkerGroups:
         if home := self._homes.pop(name):
             del home.group.left_s[name]
 
-    def _assign(self, request: RequestView, view: SchedulerView) -> None:
+    def _assign(self, request: RequestView, view: SchedulerView, last: Group | None = None) -> None:
         times = self._estimates.of(request, view)
         self._homes[request.id] = None
-        for group in sorted(self._groups.values(), key=lambda group: self._load(group, request, view)):
+        groups = self._groups.values()
+        for group in sorted(groups, key=lambda group: (self._load(group, request, view), group is not last)):
             if layout := group.layout(request.model, tuple(times.step_s)):
                 self._homes[request.id] = Home(group, layout.parallel)
                 group.left_s[request.id] = times.remaining_s(request, layout.parallel)

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import groupby
 
 from gfdit.core.policy.ranks import RankCounts
-from gfdit.policies._allocation import Degree
+from gfdit.policies._allocation import ROUNDING_S, Degree
 from gfdit.policies._batches import join
 from gfdit.policies._jobs import Job
 from gfdit.policies._knapsack import pack
@@ -37,32 +37,37 @@ def rescue(jobs: Iterable[Job], left: RankCounts, round_end_s: float, *, mixed: 
     return plan
 
 
-def fill(plan: Plan, jobs: Iterable[Job], left: RankCounts, *, mixed: bool) -> None:
+def fill(plan: Plan, jobs: Iterable[Job], left: RankCounts, *, mixed: bool, widest_first: bool) -> None:
     """Add ``jobs`` to ``plan``, one after the other, while there are ranks.
 
-    Each gets the widest degree of its minimal allocation, or what is left of it: the steps that must be fast come
-    first, so that there is room later for what nobody knows yet. A late request gets the narrowest.
+    Each gets the narrowest degree of its minimal allocation first, as in the example of section 2.3, or the widest
+    first, which leaves room later for what nobody knows yet; or what is left of it. A late request gets the
+    narrowest.
     """
     for job in jobs:
         if not left:
             break
         shares = [] if job.is_late else job.allocation(mixed=mixed)
-        wanted, _ = shares[-1] if shares else (job.degrees[0], 0)
+        wanted, _ = shares[-1 if widest_first else 0] if shares else (job.degrees[0], 0)
         most = min(wanted[0].size, left.of(job.request.model))
         if fitting := [degree for degree in job.degrees if degree[0].size <= most]:
             plan[job.request.id] = (job, fitting[-1])
             left.take(job.request.model, fitting[-1][0].size)
 
 
-def scale_up(plan: Plan, left: RankCounts) -> None:
-    """Widen what is planned while ranks are left, first what gets faster by the most (section 4.2.3)."""
+def scale_up(plan: Plan, left: RankCounts, round_end_s: float) -> None:
+    """Widen what is planned while ranks are left, first what gets faster by the most (section 4.2.3).
+
+    Only what has "sufficient remaining steps" for it: here, as many as the round has room for at the wider degree.
+    """
     if not left:
         return
     queue: list[tuple[float, str, Degree]] = []
 
     def offer(name: str) -> None:
         job, (spec, seconds) = plan[name]
-        if wider := next((degree for degree in job.degrees if degree[0].size > spec.size), None):
+        wider = next((degree for degree in job.degrees if degree[0].size > spec.size), None)
+        if wider and job.num_steps >= int((round_end_s - job.start_s) / wider[1] + ROUNDING_S):
             heappush(queue, (wider[1] / seconds, name, wider))
 
     for name in plan:

@@ -11,6 +11,7 @@ from gfdit.core import (
     Dispatch,
     ExecutionLayout,
     ParallelSpec,
+    RankView,
     RequestView,
     SchedulerView,
     TaskKind,
@@ -56,7 +57,8 @@ class Equipartition:
             specs = self._allowed(view.cost.candidates(task))
             most = max(entitled.get(task.request_id, 1), specs[0].size)
             if spec := widest(specs, min(most, len(usable))):
-                ranks = _closest(usable, task, view.requests[task.request_id], homes)[: spec.size]
+                closest = _closest(usable, task, view.requests[task.request_id], homes)
+                ranks = _of_few_nodes(closest, spec.size, free)
                 dispatches.append(Dispatch((task.id,), ExecutionLayout(ranks, spec)))
                 for rank_id in ranks:
                     del free[rank_id]
@@ -116,3 +118,12 @@ def _closest(
         return (-held[rank], order.get(rank, len(last)), claimed, rank)
 
     return tuple(sorted(held, key=distance))
+
+
+def _of_few_nodes(closest: tuple[int, ...], count: int, views: Mapping[int, RankView]) -> tuple[int, ...]:
+    """``count`` of ``closest``: of the first node that has so many, else of those that have the most."""
+    nodes: dict[int, list[int]] = {}
+    for rank in closest:
+        nodes.setdefault(views[rank].node, []).append(rank)
+    chosen = sorted(nodes.values(), key=lambda ranks: -min(len(ranks), count))
+    return tuple([rank for ranks in chosen for rank in ranks][:count])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gfdit.core import Policy
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.simulator import SimulationRun, Simulator, Status

@@ -19,9 +19,9 @@ from types import MappingProxyType
 
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.arrivals import arrival_times, gamma
-from gfdit.sim.edit_costs import EditCosts, Tier
-from gfdit.sim.flux_costs import MODEL
-from gfdit.sim.flux_edits import NUM_STEPS, SIDE
+from gfdit.sim.costs.edit_costs import EditCosts, Tier
+from gfdit.sim.costs.flux_costs import MODEL
+from gfdit.sim.costs.flux_edits import NUM_STEPS, SIDE
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.trace import TraceRequest
 

@@ -23,7 +23,8 @@ class GraphBuilder:
     """Graphs as the server makes them: denoising and decoding are parallel where the table has times for it.
 
     A decode is shared only by ranks for which the table has a time of that shape or a smaller one: a server offers
-    no more ranks than there are tiles, and so measures none.
+    no more ranks than there are tiles, and so measures none. Of a layout that no node has the ranks for, only what
+    the table has times of is offered.
 
     A model for which the table has no ``prepare`` at all makes its initial latents while encoding. An artifact in
     the table that not every model has is made by an encode task of its own.
@@ -72,7 +73,8 @@ class GraphBuilder:
         return tuple(
             spec
             for spec in sorted(smallest, key=lambda spec: spec.size)
-            if spec == SINGLE or (smallest[spec] <= num_tokens and spec.size <= self._num_ranks)
+            if spec == SINGLE
+            or (smallest[spec] <= num_tokens and spec.size <= self._num_ranks and self._cost.offers(spec))
         )
 
     def _feasible(self, request: Request) -> tuple[ParallelSpec, ...]:
@@ -84,7 +86,9 @@ class GraphBuilder:
             specs = {task.kind: self._cost.candidates(TaskView.of(request, task)) for task in graph.tasks}
         except UnknownCostError as error:
             raise ValueError(f"request {request.id!r}: {error}") from error
-        fitting = tuple(spec for spec in specs[TaskKind.DENOISE] if spec.size <= self._num_ranks)
+        fitting = tuple(
+            spec for spec in specs[TaskKind.DENOISE] if spec.size <= self._num_ranks and self._cost.offers(spec)
+        )
         if not fitting:
             needed = specs[TaskKind.DENOISE][0].size
             raise ValueError(

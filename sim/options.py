@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from gfdit.core.components import Component
+from gfdit.core.cost.nodes import Nodes
+from gfdit.sim.costs.edit_costs import EditCosts
 from gfdit.sim.device_memory import DeviceMemory
-from gfdit.sim.edit_costs import EditCosts
 from gfdit.sim.rank_faults import RankFailure, SlowRank, check_failures, check_slow_ranks
 
 
@@ -19,7 +20,8 @@ class SimulationOptions:
     queued behind it by then and starts at once. ``check_every_event`` checks the control plane's bookkeeping
     after every event, not only at the end. Without ``memory`` everything fits. Of workflows, ``component_bytes``
     of their ``components`` fit on a rank; of a component in ``component_failures`` that many loads fail at
-    first. With ``edits`` steps under a mask take less; without, masks in a trace say nothing. Raises
+    first. With ``edits`` steps under a mask take less; without, masks in a trace say nothing. Without ``nodes``
+    all ranks are on one; with ``hides_nodes`` policies are told so and pay for it all the same. Raises
     ``ValueError`` for numbers out of range and ranks that do not exist.
     """
 
@@ -36,6 +38,8 @@ class SimulationOptions:
     component_bytes: int | None = None
     component_failures: tuple[tuple[str, int], ...] = ()
     edits: EditCosts | None = None
+    nodes: Nodes | None = None
+    hides_nodes: bool = False
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:

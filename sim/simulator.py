@@ -18,12 +18,13 @@ from gfdit.core import events as ev
 from gfdit.core.components import Component
 from gfdit.core.control.residency import Residency
 from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.nodes import Nodes
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy import batch_view
-from gfdit.core.tasks import artifact_kind
+from gfdit.core.tasks import TaskKind, artifact_kind
 from gfdit.observe.timeline import TimelineWriter
+from gfdit.sim.costs.edit_costs import Templates
 from gfdit.sim.devices import Copy, Devices, Execution
-from gfdit.sim.edit_costs import Templates
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest
@@ -114,7 +115,11 @@ class Simulator:
         self._options = options
         self._timeline: TimelineWriter | None = None
         # The control plane corrects its model by what it measures; true times stay as they are.
-        self._true_cost = TableCostModel(table)
+        self._true_cost = TableCostModel(table, nodes=options.nodes)
+        shown = None if options.hides_nodes else options.nodes
+        node_of = (lambda rank: 0) if shown is None else shown.of
+        if options.nodes is not None:
+            _check_exchanges(table)
         self._components = {one.name: one for one in options.components}
         self._failing = dict(options.component_failures)
         if workflows is None:
@@ -123,15 +128,15 @@ class Simulator:
                 graphs.check(request.request())
             self._build: Callable[[Request], TaskGraph] = graphs.build
             models = frozenset(request.model for request in trace)
-            ranks = [RankRecord(rank, models) for rank in range(options.num_ranks)]
+            ranks = [RankRecord(rank, models, node_of(rank)) for rank in range(options.num_ranks)]
         else:
             self._build = workflows
             held = Residency(options.components, options.component_bytes)
-            ranks = [RankRecord(rank, held.initial(rank)) for rank in range(options.num_ranks)]
+            ranks = [RankRecord(rank, held.initial(rank), node_of(rank)) for rank in range(options.num_ranks)]
         self._control = ControlPlane(
             policy,
             ranks,
-            TableCostModel(table),
+            TableCostModel(table, nodes=shown),
             run_ahead=options.run_ahead,
             components=options.components,
             component_bytes=options.component_bytes,
@@ -326,6 +331,7 @@ class Simulator:
             request.cfg,
             artifact_kind(request.id, command.artifact),
             command.num_copies,
+            0 if self._options.nodes is None else _num_between(command, self._options.nodes),
         )
         copy = self._devices.copy(command, seconds, self._now_s)
         self._at(copy.end_s, self._finish_copy, copy)
@@ -389,6 +395,21 @@ class Simulator:
     def _end(self, request_id: str, status: Status, detail: str = "") -> None:
         request = self._requests[request_id]
         request.status, request.end_s, request.detail = status, self._now_s, detail
+
+
+def _check_exchanges(table: CostTable) -> None:
+    """Raise ``ValueError`` if a layout across nodes has no price."""
+    known = {exchanges.model for exchanges in table.exchanges}
+    for entry in table.entries:
+        if entry.task is TaskKind.DENOISE and entry.sp > 1 and entry.model not in known:
+            raise ValueError(
+                f"the cost table has no exchanges of {entry.model!r}: what layouts cost across nodes is unknown"
+            )
+
+
+def _num_between(command: cmd.Migrate, nodes: Nodes) -> int:
+    """How often something goes to a rank of another node."""
+    return sum([nodes.of(rank) != nodes.of(one.source) for one in command.transfers for rank in one.destinations])
 
 
 def jitter_factor(spread: float, name: str) -> float:

@@ -14,9 +14,9 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
+from gfdit.sim.costs.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
 from gfdit.sim.estimates import Estimate, estimate
-from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.trace import TraceRequest, read_trace
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes

@@ -25,9 +25,7 @@ from gfdit.core.components import Component
 from gfdit.core.cost.file import CostTable
 from gfdit.core.layouts import SINGLE, ParallelSpec
 from gfdit.sim.arrivals import arrival_times, pick
-from gfdit.sim.request_classes import RequestClass
-from gfdit.sim.trace import TraceRequest
-from gfdit.sim.workflow_costs import (
+from gfdit.sim.costs.workflow_costs import (
     BASES,
     LOAD_BYTES_PER_S,
     LORA_BYTES,
@@ -36,6 +34,8 @@ from gfdit.sim.workflow_costs import (
     component_table,
     cost_table,
 )
+from gfdit.sim.request_classes import RequestClass
+from gfdit.sim.trace import TraceRequest
 from gfdit.workflow import Condition, Embeddings, Image, Latents, Model, Residuals, Workflow
 from gfdit.workflow.compiling import CompiledWorkflow
 

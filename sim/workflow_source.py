@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gfdit.core import Request, TaskGraph
 from gfdit.core.components import Component
 from gfdit.core.cost.file import CostTable
-from gfdit.sim.workflow_costs import LOAD_BYTES_PER_S
+from gfdit.sim.costs.workflow_costs import LOAD_BYTES_PER_S
 from gfdit.sim.workflow_mixes import MIXES, mix_of
 from gfdit.workflow.compiling import load_workflows
 

@@ -98,7 +98,7 @@ def _mostly_s(share: float) -> Mix:
 def _tetriserve(skew: float) -> Workload:
     """Shares grow with exp(skew x tokens / most tokens). 300 requests are expected, as many as its prompts.
 
-    The paper does not say how many steps; see :mod:`gfdit.sim.flux_costs`.
+    The paper does not say how many steps; see :mod:`gfdit.sim.costs.flux_costs`.
     """
     sides = (256, 512, 1024, 2048)
     shares = tuple(math.exp(skew * (side / sides[-1]) ** 2) for side in sides)

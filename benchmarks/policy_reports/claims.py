@@ -10,6 +10,7 @@ from gfdit.sim.estimates import Estimate
 from gfdit.sim.sweep import Point, Sweep
 
 ATTAINMENT = "slo_attainment_grace"
+ADMISSION = ", admission"  # at the end of the names of policies that turn requests away
 CLEARLY = (
     "A policy is clearly ahead (!) if the 95 % interval of its lead, taken seed by seed on the same traces, "
     "is above zero. A claim that a policy is best does not hold if another one is clearly ahead in any "
@@ -113,5 +114,20 @@ def attainment_table(sweep: Sweep, metric: str = ATTAINMENT, scale: float = 100.
                 continue  # the bound has no latencies
             cells = ["-" if value is None else value.shown(scale) for value in found]
             lines.append(f"| {policy} | {' | '.join(cells)} |")
+        lines.append("")
+    return lines
+
+
+def admission_table(sweep: Sweep, admitted: Sweep, metric: str = ATTAINMENT) -> list[str]:
+    """A block as in :func:`attainment_table`: means in percent without and with admission."""
+    lines: list[str] = []
+    for common, points in admitted.groups().items():
+        heads = [f"{getattr(point, admitted.axis):g}" for point in points]
+        lines += [f"| {common}: {admitted.axis.replace('_', ' ')} | {' | '.join(heads)} |"]
+        lines += ["|---" * (len(points) + 1) + "|"]
+        for policy in admitted.policies:
+            name = policy.removesuffix(ADMISSION)
+            pairs = [(sweep.mean(point, name, metric), admitted.mean(point, policy, metric)) for point in points]
+            lines.append(f"| {name} | {' | '.join(f'{100 * a:.1f} / {100 * b:.1f}' for a, b in pairs)} |")
         lines.append("")
     return lines

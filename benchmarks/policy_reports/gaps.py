@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from benchmarks.policy_reports.claims import ATTAINMENT, attainment_table, percent
+from benchmarks.policy_reports.claims import ATTAINMENT, admission_table, attainment_table, percent
 from benchmarks.policy_reports.report import Report
 from gfdit.core import TaskKind
 from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.bound import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.estimates import estimate
 from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.options import SimulationOptions
@@ -24,7 +24,6 @@ NAME, TITLE = "gaps", "How far the policies are from what is possible"
 POLICIES = (
     PolicyChoice("triage", name="triage"),
     PolicyChoice("edf", name="EDF"),
-    PolicyChoice("edf", name="EDF, admission", admission="deadline"),
     PolicyChoice("tetriserve", name="TetriServe"),
     PolicyChoice("rssp", name="RSSP"),
     PolicyChoice("srtf", name="SRTF-SP1"),
@@ -61,9 +60,10 @@ def run(report: Report) -> None:
             grace_s=grace_s,
             bound=True,
         )
-        sweep = report.sweep(title, grid)
+        sweep, admitted = report.sweep(title, grid), report.admitted(title, grid)
         plot_attainment(sweep, report.picture(title, f"`{table}`, {num_ranks} ranks."), grace_s=grace_s)
         report.add(*attainment_table(sweep))
+        report.add("Without / with admission:", "", *admission_table(sweep, admitted))
         report.add("Points missing to the bound, of the best policy at each point:", "")
         for point in sweep.points:
             policies = [name for name in sweep.policies if name != BOUND]

@@ -65,8 +65,8 @@ def single_rank_wins(sweep: Sweep, single_share: float) -> list[Claim]:
                 count_led(len(sweep.points), rivals, unit),
                 verdict_of(rivals),
                 f"here EDF is an SP1 policy too ({100 * single_share:.0f} % of its denoising steps at short, "
-                "load 1), and takes the next request from one queue for all ranks, where FCFS and SRTF bind "
-                "a request to a rank when it arrives",
+                "load 1), and takes the next task from one queue for all ranks, where SRTF binds a request to a "
+                "rank when it arrives, and FCFS a task when it is ready",
             )
         )
     return claims

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from gfdit.sim.compare import in_processes, simulate_spans
+from benchmarks.policy_reports.claims import ADMISSION
+from gfdit.sim.compare import PolicyChoice, in_processes, simulate_spans
 from gfdit.sim.plots import plot_runs
 from gfdit.sim.sweep import Grid, Point, Sweep, num_cases, run_sweep
 
@@ -43,6 +45,10 @@ class Report:
             raise ValueError(f"{wrong[0].point}, seed {wrong[0].seed}: {wrong[0].policy}: {wrong[0].complaint}")
         self.means[name] = _rounded(sweep.as_json(cells=False)["points"])
         return sweep
+
+    def admitted(self, name: str, grid: Grid) -> Sweep:
+        """``grid`` with every policy behind ``--admission deadline``, of which their names say so."""
+        return self.sweep(f"{name}-admission", replace(grid, policies=with_admission(grid.policies), bound=False))
 
     def picture(self, name: str, caption: str) -> Path:
         """Where to write a picture that the text shows here."""
@@ -79,6 +85,14 @@ class Report:
         (self.folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         data = {**self.source, "num_seeds": self.num_seeds, "sweeps": self.means}
         (self.folder / f"{self.name}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def with_admission(policies: Iterable[PolicyChoice]) -> tuple[PolicyChoice, ...]:
+    return tuple(
+        replace(policy, admission="deadline", name=f"{policy.label}{ADMISSION}")
+        for policy in policies
+        if policy.admission == "none"
+    )
 
 
 def _rounded(data: Any) -> Any:

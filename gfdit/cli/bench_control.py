@@ -17,7 +17,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import known_policies
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.workflow_mixes import WorkflowMix, paper_setting
 from gfdit.sim.workloads import PATTERNS, generate, request_classes, workload_classes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.cli.sim import num_processes, write_json
 from gfdit.core.cost.file import CostTable
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plan import Answer, Demand, Requirement, Study, plan, up_to_degree
 from gfdit.sim.trace import read_trace

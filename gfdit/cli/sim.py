@@ -13,18 +13,19 @@ from typing import Any
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.nodes import Nodes
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.sim.bound import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
+from gfdit.sim.costs.flux_edits import flux_edits
+from gfdit.sim.costs.workflow_costs import GIB
 from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.edit_workloads import template_names
-from gfdit.sim.flux_edits import flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe, write_requests_csv
 from gfdit.sim.trace import TraceRequest, far_outside, read_trace
-from gfdit.sim.workflow_costs import GIB
 from gfdit.sim.workflow_mixes import MIXES
 from gfdit.sim.workflow_source import WorkflowSource
 
@@ -102,6 +103,15 @@ def add_simulation_options(
         metavar="GIB",
         help="of the host, for templates of edits, all of them recorded: steps take what masks leave (FLUX)",
     )
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="N", help="nodes of so many ranks (default: all on one)"
+    )
+    parser.add_argument(
+        "--link-gbps",
+        metavar="[WITHIN,]BETWEEN",
+        help="gigabits a second of one rank's links within a node (default: the cost table's) and between nodes "
+        "(default: 320)",
+    )
     parser.add_argument("--check", action="store_true", help="check all bookkeeping after every event (slow)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes to simulate in (default: one per core)")
 
@@ -124,10 +134,19 @@ def simulation_options(args: argparse.Namespace, num_ranks: int) -> SimulationOp
         slow_ranks=tuple(map(SlowRank.parse, args.slow_rank)),
         memory=None if args.memory is None else DeviceMemory.parse(args.memory),
         edits=None if args.template_gib is None else flux_edits(args.template_gib * GIB, template_names()),
+        nodes=_nodes(args),
     )
     if args.bound:
         check_bounded(options)
     return options
+
+
+def _nodes(args: argparse.Namespace) -> Nodes | None:
+    if args.ranks_per_node is None:
+        if args.link_gbps is not None:
+            raise ValueError("--link-gbps is of nodes: --ranks-per-node says how large they are")
+        return None
+    return Nodes.of_links(args.ranks_per_node, args.link_gbps)
 
 
 def num_processes(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from gfdit.cli.policy_options import chosen_policies
 from gfdit.cli.sim import add_simulation_options, num_processes, progress, simulation_options, write_json
 from gfdit.sim.compare import in_processes, simulate_spans
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.edit_workloads import EDITS
 from gfdit.sim.estimates import Estimate
 from gfdit.sim.sweep import BOUND, CLASS_METRICS, METRICS, Grid, Point, Sweep, num_cases, run_sweep

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gfdit.cli import workload_import
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
+from gfdit.sim.costs.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
-from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.shares import Shares
 from gfdit.sim.trace import write_trace
 from gfdit.sim.workflow_mixes import DEFAULT_SLO_SCALE, MIXES, mix_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.tasks import Shape
 from gfdit.sim.arrivals import Pace
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.importers import FIELDS, FORMATS, OTHER_MODELS, Condition, LogFormat, read_log, spread_ties
 from gfdit.sim.log_traces import RequestMix, Size, trace_of
 from gfdit.sim.recorded import recorded_trace

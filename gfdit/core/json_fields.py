@@ -68,6 +68,10 @@ class JsonFields:
             raise self.error(name, f"must be an integer of at most {maximum}, got {_show(value)}")
         return value
 
+    def integer_or_none(self, name: str) -> int | None:
+        """An integer of at least 1; None if it is null or left out."""
+        return self.take(name, None) if self._values.get(name) is None else self.integer(name)
+
     def number_or_none(self, name: str) -> float | None:
         """A finite number above zero; None if it is null or left out."""
         return self.take(name, None) if self._values.get(name) is None else self.number(name)

@@ -145,7 +145,7 @@ def test_a_model_without_guidance(
 def test_a_table_of_other_hardware_is_not_mixed_with_this(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gfdit.sim.published_costs import qwen_image_h20
+    from gfdit.sim.costs.published_costs import qwen_image_h20
 
     qwen_image_h20().save(tmp_path / "c.json")
     assert main([*command, *FLAGS]) == 2

@@ -38,7 +38,7 @@ def saved_s(policy: Policy, trace: list[TraceRequest], **options: float) -> floa
 
 @pytest.mark.parametrize(
     "policy",
-    [Static(), Equipartition(), TetriServe(), Triage(), Rssp(), Fcfs(RANKS), Srtf("widest")],
+    [Static(), Equipartition(), TetriServe(), Triage(), Rssp(0.4), Fcfs(RANKS), Srtf("widest")],
     ids=lambda policy: policy.name,
 )
 def test_a_request_alone_decodes_on_all_ranks(policy: Policy) -> None:
@@ -56,7 +56,9 @@ def test_edf_decodes_as_wide_as_the_deadline_asks_for() -> None:
     assert (ends(run(Edf(), trace, RANKS, SHARED))["a"] or 0.0) == pytest.approx(4.75)  # on two ranks
 
 
-@pytest.mark.parametrize("policy", [Equipartition(), TetriServe(), Triage()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize(
+    "policy", [Equipartition(), TetriServe(starts_in_round=True), Triage()], ids=lambda policy: policy.name
+)
 def test_as_many_requests_as_ranks_decode_alone(policy: Policy) -> None:
     """They are ready to decode at the same time, and nobody takes what another could use."""
     trace = [line(name) for name in "abcd"]

@@ -86,3 +86,16 @@ def test_it_forgets_what_has_finished() -> None:
 def test_group_size_is_checked() -> None:
     with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
         Fcfs(0)
+
+
+def test_by_task_a_request_goes_on_where_the_least_waits() -> None:
+    run = simulate(Fcfs(1, "task"), 2, [make_request(f"r{index}", num_steps=3) for index in range(5)])
+    moved = [
+        len({span.layout.ranks for span in run.spans if span.request_id == f"r{index}"}) for index in range(5)
+    ]
+    assert max(moved) > 1  # once one is free, it takes over what waits elsewhere
+
+
+def test_with_one_group_tasks_and_requests_go_the_same_way() -> None:
+    requests = [make_request(f"r{index}", arrival_s=0.4 * index, num_steps=3) for index in range(4)]
+    assert simulate(Fcfs(4, "task"), 4, requests).spans == simulate(Fcfs(4), 4, requests).spans

@@ -17,7 +17,7 @@ from gfdit.core.cost.file import CostEntry, CostTable, MaskedSteps
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
 from gfdit.policies.mask_aware import MaskAware
-from gfdit.sim.edit_costs import EditCosts
+from gfdit.sim.costs.edit_costs import EditCosts
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure
 from gfdit.sim.simulator import SimulationRun, Simulator, Status

@@ -16,7 +16,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.srtf import Srtf
 from gfdit.policies.triage import Triage
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import SimulationRun, Simulator

@@ -11,8 +11,8 @@ import pytest
 
 from gfdit.observe.timeline import TimelineWriter, read_timeline
 from gfdit.policies.triage import Triage
-from gfdit.sim.edit_costs import EditCosts
-from gfdit.sim.flux_edits import edit_table
+from gfdit.sim.costs.edit_costs import EditCosts
+from gfdit.sim.costs.flux_edits import edit_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest

@@ -13,7 +13,7 @@ import pytest
 
 from gfdit.core import events as ev
 from gfdit.observe.recording import RecordingReader
-from gfdit.sim.published_costs import qwen_image_h20
+from gfdit.sim.costs.published_costs import qwen_image_h20
 from gfdit.sim.replay import main, replay
 from tests.runtime.test_runtime import Runtime
 

@@ -11,7 +11,7 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import known_policies, load_policy
 from gfdit.sim.bound import attainment_bound
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from gfdit.sim.trace import TraceRequest

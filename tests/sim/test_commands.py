@@ -166,6 +166,9 @@ def test_a_policy_that_returns_nonsense(
         (["--memory", "80,90,1"], "weights of 90.0 GiB do not fit into 80.0 GiB"),
         (["--fail-rank", "2@1"], "there is no rank 2, ranks: 0 to 1"),
         (["--fail-rank", "1@soon"], "a rank failure must be RANK@TIME_S or RANK@TIME_S+DOWN_S"),
+        (["--link-gbps", "320"], "--link-gbps is of nodes: --ranks-per-node says how large they are"),
+        (["--ranks-per-node", "1"], "the cost table has no exchanges of 'm'"),
+        (["--ranks-per-node", "0"], "the number of ranks of a node must be at least 1, got 0"),
         (["--slow-rank", "1@-2"], "a slow rank must be RANK@FACTOR or RANK@FACTOR:FROM_S-TO_S"),
     ],
 )

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gfdit.core.cost.file import CostTable, MaskedSteps
 from gfdit.policies.fcfs import Fcfs
 from gfdit.sim.bound import check_bounded
-from gfdit.sim.edit_costs import EditCosts, Templates, Tier
-from gfdit.sim.flux_edits import batch_s, flux_edits
+from gfdit.sim.costs.edit_costs import EditCosts, Templates, Tier
+from gfdit.sim.costs.flux_edits import batch_s, flux_edits
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import Simulator
 from tests.sim.tables import AROUND_S, STEP_S, line, table

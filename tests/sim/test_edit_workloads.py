@@ -15,8 +15,8 @@ import pytest
 
 from gfdit.cli import main as cli
 from gfdit.core.cost.table import TableCostModel
+from gfdit.sim.costs.flux_edits import edit_table, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits, template_names
-from gfdit.sim.flux_edits import edit_table, flux_edits
 from gfdit.sim.trace import TraceRequest, read_trace
 
 TIMES = EditTimes(TableCostModel(edit_table()), flux_edits())

@@ -9,10 +9,11 @@ import pytest
 from gfdit.core import ParallelSpec, Request, Shape, TaskKind
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim import flux_costs
-from gfdit.sim.cost_tables import FOLDER, load_cost_table, shipped_tables
+from gfdit.sim.costs import flux_costs
+from gfdit.sim.costs.cost_tables import FOLDER, load_cost_table, shipped_tables
+from gfdit.sim.costs.measured_costs import QWEN
+from gfdit.sim.costs.published_costs import QWEN_STEP_MS, TABLES, write_all
 from gfdit.sim.graphs import GraphBuilder
-from gfdit.sim.published_costs import write_all
 
 
 def seconds(table: CostTable, kind: TaskKind, shape: Shape, sp: int = 1) -> float:
@@ -28,7 +29,7 @@ def test_the_generator_writes_the_files_that_are_there(tmp_path: Path) -> None:
     write_all(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_bytes() for path in FOLDER.glob("*.json")}
-    assert shipped_tables() == ("flux-h100", "flux-h100-edits", "qwen-image-h20", "wan2.2-synthetic")
+    assert set(shipped_tables()) == {name for name, _ in TABLES}
 
 
 def test_qwen_image_figures() -> None:
@@ -56,7 +57,7 @@ def test_wan_figures() -> None:
 def test_a_table_that_is_not_there_is_told_with_those_that_are() -> None:
     with pytest.raises(
         ValueError,
-        match=r"costs\.json does not exist.*flux-h100, flux-h100-edits, qwen-image-h20, wan2\.2-synthetic",
+        match=r"costs\.json does not exist.*flux-h100, flux-h100-compiled, .*, wan2\.2-synthetic",
     ):
         load_cost_table("costs.json")
 
@@ -139,3 +140,62 @@ def test_artifact_sizes(name: str, shape: Shape, latents: int) -> None:
     assert sizes.keys() == {"conditioning", "latents"} and sizes["latents"] == latents
     assert {size.shape for size in table.artifacts} == {entry.shape for entry in table.entries}
     assert "derived" in table.source
+
+
+# Measured elsewhere, of whole generations: the tables give them back, and what was derived is as they are
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_steps", "cfg", "whole_s"),
+    [
+        ("flux-h100-eager", Shape(1024, 1024), 28, False, {1: 6.71, 2: 4.38, 4: 4.24}),
+        ("flux-h100-compiled", Shape(1024, 1024), 28, False, {1: 4.30, 2: 2.68, 4: 1.63}),
+        ("qwen-image-h800", Shape(2048, 2048), 50, False, {1: 112.5, 2: 65.2, 4: 39.6, 8: 30.8}),
+        ("hunyuanvideo-h100", Shape(720, 1280, 129), 50, False, {1: 1904.08, 2: 925.04, 4: 514.08, 8: 337.58}),
+    ],
+)
+def test_a_whole_generation_takes_what_was_measured(
+    name: str, shape: Shape, num_steps: int, cfg: bool, whole_s: dict[int, float]
+) -> None:
+    table = load_cost_table(name)
+    others_s = sum(seconds(table, kind, shape) for kind in (TaskKind.ENCODE, TaskKind.PREPARE, TaskKind.DECODE))
+    for sp, expected_s in whole_s.items():
+        assert others_s + num_steps * seconds(table, TaskKind.DENOISE, shape, sp) == pytest.approx(
+            expected_s, rel=1e-5
+        )
+
+
+def test_wan_on_up_to_72_ranks() -> None:
+    table = load_cost_table("wan2.2-gb200")
+    steps_s = {
+        entry.parallel.size: 40 * entry.seconds
+        for entry in table.entries
+        if (entry.task, entry.shape) == (TaskKind.DENOISE, Shape(720, 1280, 80))
+    }
+    assert steps_s == pytest.approx(
+        {1: 348.4, 2: 174.0, 4: 95.89, 8: 48.06, 16: 25.6, 24: 18.46, 32: 14.12, 64: 8.48, 72: 7.04}, rel=1e-5
+    )
+    assert seconds(table, TaskKind.DECODE, Shape(720, 1280, 80), 8) == 0.83
+
+
+def test_operations_explain_what_was_measured_at_several_sizes() -> None:
+    sides = (512, 1024, 1536)
+    rates = [QWEN.operations(Shape(side, side)) / QWEN_STEP_MS[side][0] for side in sides]
+    assert max(rates) < 1.05 * min(rates)
+
+
+@pytest.mark.parametrize("name", ["flux-h100-eager", "flux-h100-compiled", "qwen-image-h800", "hunyuanvideo-h100"])
+def test_smaller_shapes_take_less_and_gain_less_from_ranks(name: str) -> None:
+    table = load_cost_table(name)
+    shapes = sorted({entry.shape for entry in table.entries}, key=lambda shape: shape.num_tokens)
+    for sp in (1, 2, 4, 8):
+        times_s = [seconds(table, TaskKind.DENOISE, shape, sp) for shape in shapes]
+        assert times_s == sorted(times_s)
+    gains = [seconds(table, TaskKind.DENOISE, s) / seconds(table, TaskKind.DENOISE, s, 8) for s in shapes]
+    assert gains == sorted(gains)
+
+
+@pytest.mark.parametrize("name", shipped_tables())
+def test_every_table_says_what_its_ranks_exchange(name: str) -> None:
+    table = load_cost_table(name)
+    assert {exchanges.model for exchanges in table.exchanges} == {entry.model for entry in table.entries}

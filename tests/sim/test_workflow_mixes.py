@@ -11,8 +11,8 @@ from gfdit.core import ParallelSpec, Request, SchedulerView, TaskKind
 from gfdit.core.cost.file import CostTable
 from gfdit.core.policy import Decision
 from gfdit.policies.lego import Lego
+from gfdit.sim.costs.workflow_costs import BASES, GIB, LORA_BYTES, MIB, SHAPE, component_table, step_s
 from gfdit.sim.simulator import SimulationOptions, Simulator, Status
-from gfdit.sim.workflow_costs import BASES, GIB, LORA_BYTES, MIB, SHAPE, component_table, step_s
 from gfdit.sim.workflow_mixes import SETTINGS, WorkflowMix, lora_swap_s, paper_setting, production_mix
 
 

@@ -227,7 +227,7 @@ def test_a_file_of_workflows_is_simulated_with_a_table(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from gfdit.sim.workflow_mixes import Variant\n"
-        "from gfdit.sim.workflow_costs import BASES\n"
+        "from gfdit.sim.costs.workflow_costs import BASES\n"
         "mine = Variant(BASES['flux-dev'], (1,)).record()\n"
     )
     costs, trace = tmp_path / "c.json", tmp_path / "t.jsonl"

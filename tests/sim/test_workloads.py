@@ -18,7 +18,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.sim.arrivals import arrival_times, pick
 from gfdit.sim.burstiness import burstiness
-from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.shares import Shares
 from gfdit.sim.simulator import SimulationOptions, Simulator, Status
 from gfdit.sim.workloads import (

@@ -74,10 +74,26 @@ class MaskedSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class StepExchanges:
+    """What ranks exchange that share the sequence of one model: a line of the optional ``exchanges``.
+
+    A step has ``num_all_to_alls`` for each branch of guidance: with Ulysses attention queries, keys, values and
+    results in every layer. In each a rank has ``bytes_per_token`` for every nominal token that it computes
+    (:attr:`gfdit.core.tasks.Shape.num_tokens`), and keeps its own part of that.
+    """
+
+    model: str
+    num_all_to_alls: int
+    bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Task times on one kind of hardware, and where they come from.
 
-    Copying an artifact to other ranks takes the latency and, for each of them, its size at the rate given.
+    Copying an artifact to other ranks takes the latency and, for each of them, its size at the rate given. That is
+    also the rate between the ranks of a node, ``ranks_per_node`` of them: times at higher degrees are of several
+    nodes. None: every time is of ranks of one node. ``exchanges`` say what a layout across nodes costs more.
     """
 
     hardware: str
@@ -87,6 +103,8 @@ class CostTable:
     entries: tuple[CostEntry, ...]
     artifacts: tuple[ArtifactSize, ...] = ()
     masked_steps: tuple[MaskedSteps, ...] = ()
+    exchanges: tuple[StepExchanges, ...] = ()
+    ranks_per_node: int | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -103,6 +121,8 @@ class CostTable:
             entries=_read_entries(fields, str(path)),
             artifacts=_read_artifacts(fields, str(path)),
             masked_steps=_read_masked_steps(fields, str(path)),
+            exchanges=_read_list(fields, str(path), "exchanges", _read_exchange, lambda one: one.model),
+            ranks_per_node=fields.integer_or_none("ranks_per_node"),
         )
         migration.end()
         fields.end()
@@ -119,10 +139,14 @@ class CostTable:
             },
         }
         parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
+        if self.ranks_per_node is not None:
+            parts.append(f'"ranks_per_node": {self.ranks_per_node}')
         if self.artifacts:
             parts.append(f'"artifacts": {_one_a_line(map(_size_json, self.artifacts))}')
         if self.masked_steps:
             parts.append(f'"masked_steps": {_one_a_line(map(asdict, self.masked_steps))}')
+        if self.exchanges:
+            parts.append(f'"exchanges": {_one_a_line(map(asdict, self.exchanges))}')
         parts.append(f'"entries": {_one_a_line(asdict(entry) for entry in self.entries)}')
         Path(path).write_text("{" + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
 
@@ -201,6 +225,16 @@ def _size_json(size: ArtifactSize) -> dict[str, Any]:
     fields = asdict(size)
     fields["bytes"] = fields.pop("num_bytes")
     return fields
+
+
+def _read_exchange(fields: JsonFields) -> StepExchanges:
+    exchange = StepExchanges(
+        model=fields.text("model"),
+        num_all_to_alls=fields.integer("num_all_to_alls"),
+        bytes_per_token=fields.number("bytes_per_token"),
+    )
+    fields.end()
+    return exchange
 
 
 def _read_entry(fields: JsonFields) -> CostEntry:

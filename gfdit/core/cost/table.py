@@ -9,7 +9,8 @@ from typing import Any
 from gfdit.core.bounded import AnswerCache
 from gfdit.core.cost import UnknownCostError
 from gfdit.core.cost.calibrated import MAX_ANSWERS, UNMASKED_SHARE, CalibratedCostModel, CostKey
-from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, MaskedSteps
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, MaskedSteps, StepExchanges
+from gfdit.core.cost.nodes import Nodes
 from gfdit.core.cost.shape_points import ShapePoints
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import TaskView
@@ -22,16 +23,23 @@ __all__ = [
     "CostTable",
     "MaskedSteps",
     "NominalCostModel",
+    "StepExchanges",
     "TableCostModel",
 ]
 
 
 class TableCostModel(CalibratedCostModel):
-    """Times from a :class:`CostTable`. A shape it lacks is interpolated in tokens; nothing else is guessed."""
+    """Times from a :class:`CostTable`. A shape it lacks is interpolated in tokens; nothing else is guessed.
 
-    def __init__(self, table: CostTable, *, skips_steps: bool = False) -> None:
+    With ``nodes`` a layout and a copy cost more where they cross them; without, all ranks are on one.
+    """
+
+    def __init__(self, table: CostTable, *, skips_steps: bool = False, nodes: Nodes | None = None) -> None:
         super().__init__(skips_steps=skips_steps)
         self.table = table
+        self._nodes = nodes
+        self._exchanges = {exchanges.model: exchanges for exchanges in table.exchanges}
+        self._more_s: AnswerCache[tuple[Any, ...], float] = AnswerCache(MAX_ANSWERS)
         self._times = ShapePoints(
             ((e.model, e.task, e.cfg, e.parallel, e.batch), e.shape, e.seconds) for e in table.entries
         )
@@ -41,26 +49,80 @@ class TableCostModel(CalibratedCostModel):
 
     @property
     def num_entries(self) -> int:
-        return super().num_entries + len(self._copies_s)
+        return super().num_entries + len(self._copies_s) + len(self._more_s)
+
+    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
+        seconds = super().task_s(task, layout, batch)
+        return seconds if self._nodes is None else seconds + self._across_s(task, layout, batch)
+
+    def observe(self, task: TaskView, layout: ExecutionLayout, seconds: float, batch: int = 1) -> None:
+        """What nodes add to ``seconds`` is not the task's: the same task on other ranks does not have it."""
+        if self._nodes is not None:
+            seconds -= self._across_s(task, layout, batch)
+        super().observe(task, layout, seconds, batch)
+
+    def _across_s(self, task: TaskView, layout: ExecutionLayout, batch: int) -> float:
+        """What a step takes longer because of the nodes its ranks are on."""
+        nodes = self._nodes
+        if nodes is None or len(layout.ranks) == 1 or task.kind is not TaskKind.DENOISE:
+            return 0.0
+        if self._is_of_nodes(layout.parallel):
+            return 0.0  # it is in the time
+        key = (task.model, task.shape, task.cfg, batch, layout)
+        if (seconds := self._more_s.get(key)) is None:
+            spec = layout.parallel
+            seconds = self._more_s[key] = nodes.more_s(
+                nodes.crossing(layout),
+                spec,
+                task.shape,
+                self._exchanges.get(task.model),
+                branches=batch * (2 if task.cfg and spec.cfg == 1 else 1),
+                made_bytes=batch * (self._sizes.at((task.model, "latents", task.cfg), task.shape) or 0.0),
+                table_bytes_per_s=self.table.migration_bytes_per_s,
+            )
+        return seconds
+
+    def offers(self, spec: ParallelSpec) -> bool:
+        """Whether a step may run at ``spec``: a branch fits a node, or the table has times across nodes."""
+        return self._nodes is None or spec.sp <= self._nodes.ranks_per_node or self._is_of_nodes(spec)
+
+    def _is_of_nodes(self, spec: ParallelSpec) -> bool:
+        """Whether times at ``spec`` are of ranks of several nodes."""
+        return self.table.ranks_per_node is not None and spec.size > self.table.ranks_per_node
 
     def migration_s(self, task: TaskView, layout: ExecutionLayout) -> float:
         """What the copies take one after the other: each its latency, and its bytes once a rank that lacks it."""
         total_s = 0.0
         for name, holders in task.artifacts:
-            if num_copies := len(set(layout.ranks).difference(holders)):
+            if lacking := set(layout.ranks).difference(holders):
+                num_between = 0
+                if self._nodes is not None:
+                    near = {self._nodes.of(rank) for rank in holders}
+                    num_between = sum([self._nodes.of(rank) not in near for rank in lacking])
                 kind = artifact_kind(task.request_id, name)
-                total_s += self.copy_s(task.model, task.shape, task.cfg, kind, num_copies)
+                total_s += self.copy_s(task.model, task.shape, task.cfg, kind, len(lacking), num_between)
         return total_s
 
-    def copy_s(self, model: str, shape: Shape, cfg: bool, artifact: str, num_copies: int) -> float:
-        """Time to copy one artifact of the kind ``artifact`` to ``num_copies`` ranks.
+    def copy_s(
+        self, model: str, shape: Shape, cfg: bool, artifact: str, num_copies: int, num_between: int = 0
+    ) -> float:
+        """Time to copy one artifact of the kind ``artifact`` to ``num_copies`` ranks, so many on other nodes.
 
         The latency alone if the table has no size for such an artifact of the model.
         """
-        key = (model, shape, cfg, artifact, num_copies)
+        key = (model, shape, cfg, artifact, num_copies, num_between)
         if (seconds := self._copies_s.get(key)) is None:
             num_bytes = self._sizes.at((model, artifact, cfg), shape) or 0.0
-            seconds = self.table.migration_latency_s + num_bytes * num_copies / self.table.migration_bytes_per_s
+            within_bytes_per_s = self.table.migration_bytes_per_s
+            seconds = self.table.migration_latency_s
+            if self._nodes is not None:
+                within_bytes_per_s = self._nodes.within_bytes_per_s or within_bytes_per_s
+                if num_between:
+                    seconds += self._nodes.between_latency_s
+                    seconds += num_bytes * num_between / self._nodes.between_bytes_per_s
+            else:
+                num_between = 0
+            seconds += num_bytes * (num_copies - num_between) / within_bytes_per_s
             self._copies_s[key] = seconds
         return seconds
 

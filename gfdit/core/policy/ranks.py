@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from itertools import islice
 
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
@@ -62,22 +62,35 @@ class FreeRanks:
     def take(self, spec: ParallelSpec, model: str, last: ExecutionLayout | None = None) -> ExecutionLayout | None:
         """A layout for ``spec`` on ranks with ``model``, which are free no more; None if they are too few.
 
-        Ranks of ``last`` come first, in its order: they hold the artifacts. Others come from as few nodes as
-        possible: one that is used already, else the one with the fewest free ranks that are enough.
+        All come from one node if any has enough: the one with the most of ``last``, else with the fewest free
+        ranks that are enough. On several nodes each branch of guidance is chosen so, since those exchange little;
+        what no node has enough for takes as few as possible. Ranks of ``last`` come first, in its order: they hold
+        the artifacts.
         """
-        chosen = [rank for rank in (last.ranks if last else ()) if self._has(rank, model)][: spec.size]
-        if len(chosen) < spec.size > self.count(model):
+        held = [rank for rank in (last.ranks if last else ()) if self._has(rank, model)]
+        if len(held) >= spec.size and len({self._ranks[rank].node for rank in held[: spec.size]}) == 1:
+            self._remove(held[: spec.size])
+            return ExecutionLayout(tuple(held[: spec.size]), spec)
+        if len(held) < spec.size > self.count(model):
             return None
-        used = {self._ranks[rank].node for rank in chosen}
-        self._remove(chosen)
-        while missing := spec.size - len(chosen):
-            nodes = self._with_model(model)
-            node = min(nodes, key=lambda node: _reluctance(node, len(nodes[node]), missing, used))
-            used.add(node)
-            more = list(islice(nodes[node], missing))
-            self._remove(more)
-            chosen += more
-        return ExecutionLayout(tuple(chosen), spec)
+        nodes = self._with_model(model)
+        if len(nodes) == 1 or spec.size == 1 or any([len(ranks) >= spec.size for ranks in nodes.values()]):
+            return ExecutionLayout(tuple(self._take(spec.size, nodes, held)), spec)
+        branches = [self._take(spec.sp, nodes, held) for _ in range(spec.cfg)]
+        return ExecutionLayout(tuple([rank for branch in branches for rank in branch]), spec)
+
+    def _take(self, count: int, nodes: Mapping[int, Mapping[int, None]], held: list[int]) -> list[int]:
+        """``count`` ranks of ``nodes``, of one if possible; those ``held`` are preferred, and gone from there."""
+        chosen: list[int] = []
+        while missing := count - len(chosen):
+            held_on = Counter([self._ranks[rank].node for rank in held])
+            node = min(nodes, key=lambda node: _reluctance(node, len(nodes[node]), missing, held_on[node]))
+            here = [rank for rank in held if rank in nodes[node]][:missing]
+            here += islice([rank for rank in nodes[node] if rank not in here], missing - len(here))
+            self._remove(here)
+            held[:] = [rank for rank in held if rank in self._ranks]
+            chosen += here
+        return chosen
 
     def claim(self, layout: ExecutionLayout) -> bool:
         """Take exactly ``layout``; False, and nothing taken, unless all its ranks are free."""
@@ -105,6 +118,6 @@ class FreeRanks:
         return nodes
 
 
-def _reluctance(node: int, num_free: int, missing: int, used: set[int]) -> tuple[bool, bool, bool, int, int]:
+def _reluctance(node: int, num_free: int, missing: int, num_held: int) -> tuple[bool, int, int, int]:
     enough = num_free >= missing
-    return num_free == 0, node not in used, not enough, num_free if enough else -num_free, node
+    return not enough, -min(num_held, missing), num_free if enough else -num_free, node

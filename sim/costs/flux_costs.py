@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, StepExchanges
 from gfdit.core.tasks import TaskKind
 
 MODEL = "flux.1-dev"
@@ -55,6 +55,7 @@ def flux_h100() -> CostTable:
         BYTES_PER_S,
         tuple(_entries()),
         tuple(_sizes()),
+        exchanges=(StepExchanges(MODEL, 4 * NUM_LAYERS, 2 * HIDDEN_SIZE),),
     )
 
 

@@ -1,8 +1,9 @@
-"""The cost tables that come with gfdit, computed from published figures: ``python -m gfdit.sim.published_costs``.
+"""The cost tables that come with gfdit, from published figures: ``python -m gfdit.sim.costs.published_costs``.
 
 The tables of Qwen-Image and Wan take encode, prepare and decode times from the generator constants of the GF-DiT
 repository, which publishes none for Qwen-Image. Its 0.5 ms to finalise a request count as decoding. Encoding,
-preparing and decoding run on one rank, as in the server. FLUX is in :mod:`gfdit.sim.flux_costs`.
+preparing and decoding run on one rank, as in the server. FLUX is in :mod:`gfdit.sim.costs.flux_costs`, tables from
+measurements of whole generations are in :mod:`gfdit.sim.costs.measured_costs`.
 
 Nobody has published artifact sizes: they follow from the shapes of the tensors, two bytes a value.
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
+from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable, StepExchanges
 from gfdit.core.tasks import Shape, TaskKind
-from gfdit.sim import flux_costs, flux_edits
-from gfdit.sim.cost_tables import FOLDER
+from gfdit.sim.costs import flux_costs, flux_edits, measured_costs
+from gfdit.sim.costs.cost_tables import FOLDER
 
 QWEN_STEP_MS = {  # by side of the image, on 1, 2 and 4 ranks
     512: (155, 161, 172),
@@ -27,6 +28,8 @@ QWEN_LATENT_CHANNELS = 64  # of a token: 2 x 2 patches of 16 channels
 WAN_SHAPES = (Shape(480, 832, 49), Shape(480, 832, 81), Shape(720, 1280, 81))
 WAN_SPEEDUP = {1: 1.00, 2: 1.82, 4: 3.33, 8: 5.88}
 WAN_PROMPT_BYTES = 2 * 512 * 4096 * 2  # prompt and negative prompt, padded to 512 tokens
+WAN_NUM_LAYERS, WAN_HIDDEN_SIZE = 30, 3072  # of the model of 5e9 weights
+WAN_NOMINAL_TOKENS = 4  # 16 x 16 pixels each, for one of its tokens
 WAN_LATENT_CHANNELS = 48  # of the model that compresses 16 x 16 pixels, as the published token counts imply
 
 ENCODE_MS = 55.0
@@ -48,6 +51,7 @@ def qwen_image_h20() -> CostTable:
         MIGRATION_BYTES_PER_S,
         tuple(_entries("qwen-image", steps_ms, cfg=False)),
         tuple(_sizes("qwen-image", steps_ms, False, QWEN_PROMPT_BYTES, _qwen_latent_bytes)),
+        exchanges=(measured_costs.QWEN.exchanges,),
     )
 
 
@@ -61,6 +65,7 @@ def wan22_synthetic() -> CostTable:
         MIGRATION_BYTES_PER_S,
         tuple(_entries("wan2.2", steps_ms, cfg=True)),
         tuple(_sizes("wan2.2", steps_ms, True, WAN_PROMPT_BYTES, _wan_latent_bytes)),
+        exchanges=(StepExchanges("wan2.2", 4 * WAN_NUM_LAYERS, 2 * WAN_HIDDEN_SIZE / WAN_NOMINAL_TOKENS),),
     )
 
 
@@ -105,8 +110,13 @@ def _sizes(
 
 TABLES = (
     ("flux-h100", flux_costs.flux_h100),
+    ("flux-h100-compiled", measured_costs.flux_h100_compiled),
+    ("flux-h100-eager", measured_costs.flux_h100_eager),
     ("flux-h100-edits", flux_edits.edit_table),
+    ("hunyuanvideo-h100", measured_costs.hunyuanvideo_h100),
     ("qwen-image-h20", qwen_image_h20),
+    ("qwen-image-h800", measured_costs.qwen_image_h800),
+    ("wan2.2-gb200", measured_costs.wan22_gb200),
     ("wan2.2-synthetic", wan22_synthetic),
 )
 

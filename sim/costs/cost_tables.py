@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gfdit.core.cost.file import CostTable
 
-FOLDER = Path(__file__).with_name("costs")
+FOLDER = Path(__file__).parent
 
 
 def shipped_tables() -> tuple[str, ...]:

@@ -5,8 +5,8 @@
   (paper: 1.7 to 4), encoders of SD3 and SD3.5 are the same, and so are encoders and VAE of FLUX.
 - Step times are work at 1024 x 1024 at the rate of the shipped table ``flux-h100``, with both branches of guidance
   for SD3 and SD3.5; nets are their share of the blocks. A 4.7 % part of a step that neither ranks nor batches
-  change, and the communication of sequence parallelism, are those of :mod:`gfdit.sim.flux_costs`. Guidance on two
-  ranks is then 1.91 times as fast (paper, figure 10: up to 1.9).
+  change, and the communication of sequence parallelism, are those of :mod:`gfdit.sim.costs.flux_costs`. Guidance
+  on two ranks is then 1.91 times as fast (paper, figure 10: up to 1.9).
 - Residuals are what nets of these families make in 16 bit: FLUX 2, SD3 6 and SD3.5 19, of either branch for the
   last two. Encoding a control image is taken to cost what decoding does.
 - Reading a LoRA costs 0.5 s before the first step, 0.05 s if steps go on meanwhile (section 7.4, SDXL).
@@ -24,7 +24,7 @@ from gfdit.core.components import Component
 from gfdit.core.cost.file import ArtifactSize, CostEntry, CostTable
 from gfdit.core.layouts import SINGLE, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind
-from gfdit.sim import flux_costs
+from gfdit.sim.costs import flux_costs
 from gfdit.workflow import Condition, Embeddings, Latents, Residuals
 from gfdit.workflow.compiling import CompiledWorkflow
 
@@ -120,7 +120,7 @@ def cost_table(
     return CostTable(
         "NVIDIA H800",
         "derived, not measured: the LegoDiffusion paper's loading times, published sizes of weights, work at the "
-        "rate of flux-h100; see gfdit.sim.workflow_costs",
+        "rate of flux-h100; see gfdit.sim.costs.workflow_costs",
         flux_costs.MIGRATION_LATENCY_S,
         flux_costs.BYTES_PER_S,
         tuple(entries.values()),

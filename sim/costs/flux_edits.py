@@ -1,6 +1,6 @@
 """Edits with FLUX.1-dev at 1024 x 1024 on an H100: derived figures, each with its source; nothing was measured.
 
-The step is that of :mod:`gfdit.sim.flux_costs`. How much a batch of edits gains is an assumption on its own,
+The step is that of :mod:`gfdit.sim.costs.flux_costs`. How much a batch of edits gains is an assumption on its own,
 :data:`GAIN_OF_FOUR`, and 1 is as good a choice: report both.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from gfdit.core.cost.file import CostEntry, CostTable, MaskedSteps
 from gfdit.core.tasks import TaskKind
-from gfdit.sim import flux_costs
-from gfdit.sim.edit_costs import EditCosts
+from gfdit.sim.costs import flux_costs
+from gfdit.sim.costs.edit_costs import EditCosts
 
 GIB = 2**30
 SIDE = 1024
@@ -62,6 +62,7 @@ def edit_table(gain_of_four: float = GAIN_OF_FOUR) -> CostTable:
         (*own, *_batches(own, gain_of_four)),
         sizes,
         masked,
+        flux.exchanges,
     )
 
 
