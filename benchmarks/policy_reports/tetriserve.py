@@ -70,7 +70,7 @@ def run(report: Report) -> None:
         "FLUX.1-dev on 8 ranks, 12 requests a minute unless said otherwise, about 300 requests a trace. The "
         "cost table `flux-h100` is derived from the paper's figures, not measured: shapes are compared, not "
         "figures. `SP=k` is first come, first served on groups of k ranks. The dashed line is the upper "
-        "bound of `gfdit.sim.bound`, which no schedule exceeds.",
+        "bound of `gfdit.sim.bounds.fluid`, which no schedule exceeds.",
         "",
         "## Claims",
         "",

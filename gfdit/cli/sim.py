@@ -13,7 +13,7 @@ from typing import Any
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.core.cost.file import CostTable
 from gfdit.observe.timeline import Span, read_timeline
-from gfdit.sim.bound import attainment_bound, check_bounded
+from gfdit.sim.bounds.fluid import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.device_memory import DeviceMemory
