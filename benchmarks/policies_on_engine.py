@@ -34,7 +34,7 @@ from gfdit.cli.server_process import ServerError, free_port, start_server
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
-from gfdit.sim.bound import attainment_bound
+from gfdit.sim.bounds.fluid import attainment_bound
 from gfdit.sim.estimates import Estimate, estimate
 from gfdit.sim.sweep import BOUND
 from gfdit.sim.trace import TraceRequest

@@ -23,7 +23,7 @@ from typing import Any
 
 from gfdit.cli import main as cli
 from gfdit.cli.provenance import provenance
-from gfdit.sim.bound import attainment_bound
+from gfdit.sim.bounds.fluid import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions

@@ -20,12 +20,12 @@ from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
+from gfdit.sim.bounds.work import narrowest_rank_s
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
-from gfdit.sim.work import narrowest_rank_s
 from gfdit.sim.workflow_source import WorkflowSource
 
 HANG_S = 10.0

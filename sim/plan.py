@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
+from gfdit.sim.bounds.work import narrowest_rank_s
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.sweep import Grid, Point
 from gfdit.sim.trace import TraceRequest
-from gfdit.sim.work import narrowest_rank_s
 from gfdit.sim.workloads import PATTERNS
 
 NUM_RESAMPLES = 400

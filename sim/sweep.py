@@ -12,7 +12,7 @@ from typing import Any
 
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim.bound import attainment_bound, check_bounded
+from gfdit.sim.bounds.fluid import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.costs.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits

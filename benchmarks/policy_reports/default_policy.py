@@ -70,7 +70,7 @@ def run(report: Report) -> None:
         "their papers, too, which meets more deadlines. The GF-DiT patterns with `wan2.2-synthetic`, `poisson` "
         "and `gamma` with `qwen-image-h20`, both on 4 ranks, the TetriServe mixes with `flux-h100` on 8 (100 s of "
         "each). Load 1 is what the ranks can do if every request runs on one. In time means by the deadline, "
-        "without grace. The upper bound knows the future (`gfdit.sim.bound`).",
+        "without grace. The upper bound knows the future (`gfdit.sim.bounds.fluid`).",
         "",
     )
     if left_out := [name for name in (*grids, *PARTS) if not report.wants(name)]:

@@ -9,11 +9,11 @@ from benchmarks.policy_reports.claims import ATTAINMENT, admission_table, attain
 from benchmarks.policy_reports.report import Report
 from gfdit.core import TaskKind
 from gfdit.core.cost.file import CostEntry, CostTable
-from gfdit.sim.bound import attainment_bound
+from gfdit.sim.bounds.exact import optimal_num_met
+from gfdit.sim.bounds.fluid import attainment_bound
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.estimates import estimate
-from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plots import plot_attainment
 from gfdit.sim.sweep import BOUND, Grid
@@ -39,8 +39,8 @@ OPTIMUM = "optimum"
 def run(report: Report) -> None:
     report.add(
         "The upper bound knows all arrivals in advance, serves requests in fractions and moves work freely "
-        "between ranks (`gfdit.sim.bound`): the optimum is below it, by an unknown amount. On small "
-        "instances the optimum itself is computed (`gfdit.sim.optimum`); it knows the future too, as no "
+        "between ranks (`gfdit.sim.bounds.fluid`): the optimum is below it, by an unknown amount. On small "
+        "instances the optimum itself is computed (`gfdit.sim.bounds.exact`); it knows the future too, as no "
         "policy can.",
         "",
         "## Whole traces",

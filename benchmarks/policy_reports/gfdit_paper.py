@@ -61,7 +61,7 @@ def run(report: Report) -> None:
         "request at a time on the full machine. Costs: `wan2.2-synthetic` on 8 and 4 ranks, `qwen-image-h20` "
         "on 4 ranks (it has no degree above 4). In time means within the deadline and the client's allowance "
         "(5 s for Wan, 1 s for Qwen-Image), as in the paper. The dashed line is the upper bound of "
-        "`gfdit.sim.bound`, which no schedule exceeds. The costs are published or synthetic, not those of "
+        "`gfdit.sim.bounds.fluid`, which no schedule exceeds. The costs are published or synthetic, not those of "
         "the paper's machines: shapes are compared, not figures.",
         "",
         "## Claims",

@@ -107,8 +107,8 @@ def run(report: Report) -> None:
         "as far as that is said (`gfdit policies`, `policies/tetriserve.py` and `policies/rssp.py` list the "
         "differences); *improved* and *efficient* have what is not in the paper: wider steps first, starts in the "
         "middle of a round, rounds as long as their own requests say; degrees up to the widest that any shape "
-        "needs, at 40 % efficiency. The dashed line is the upper bound of `gfdit.sim.bound`, which no schedule "
-        "exceeds.",
+        "needs, at 40 % efficiency. The dashed line is the upper bound of `gfdit.sim.bounds.fluid`, which no "
+        "schedule exceeds.",
         "",
         "## Claims",
         "",

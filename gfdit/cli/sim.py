@@ -15,7 +15,7 @@ from gfdit.cli.policy_options import add_policy_options, chosen_policies
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.nodes import Nodes
 from gfdit.observe.timeline import Span, read_timeline
-from gfdit.sim.bound import attainment_bound, check_bounded
+from gfdit.sim.bounds.fluid import attainment_bound, check_bounded
 from gfdit.sim.compare import Job, Outcome, in_processes, simulate, simulate_spans
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.costs.flux_edits import flux_edits

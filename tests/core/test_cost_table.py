@@ -194,6 +194,15 @@ def test_published_shapes_are_looked_up() -> None:
     assert model.task_s(task(512), on(SP1), batch=2) == 0.2
 
 
+def test_a_batch_beyond_its_largest_shape_has_no_time() -> None:
+    model = TableCostModel(table())
+    assert model.task_s(task(256), on(SP1), batch=2) < 0.2
+    for _ in range(2):
+        with pytest.raises(UnknownCostError, match=r"at sp1 batch 2, .* of smaller shapes only"):
+            model.task_s(task(1024), on(SP1), batch=2)
+    assert model.task_s(task(512), on(SP1), batch=2) == 0.2
+
+
 def test_other_shapes_are_interpolated_in_tokens() -> None:
     model = TableCostModel(table())
     between = Shape(1024, 640)  # 2560 tokens, half way from 1024 to 4096

@@ -10,12 +10,12 @@ import pytest
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import known_policies, load_policy
-from gfdit.sim.bound import attainment_bound
+from gfdit.sim.bounds.fluid import attainment_bound
+from gfdit.sim.bounds.work import Mode, efficient
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from gfdit.sim.trace import TraceRequest
-from gfdit.sim.work import Mode, efficient
 from gfdit.sim.workloads import PATTERNS, generate, request_classes
 from tests.sim.tables import AROUND_S, STEP_S, line, table
 

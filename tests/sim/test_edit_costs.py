@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gfdit.core.cost.file import CostTable, MaskedSteps
 from gfdit.policies.fcfs import Fcfs
-from gfdit.sim.bound import check_bounded
+from gfdit.sim.bounds.fluid import check_bounded
 from gfdit.sim.costs.edit_costs import EditCosts, Templates, Tier
 from gfdit.sim.costs.flux_edits import batch_s, flux_edits
 from gfdit.sim.options import SimulationOptions

@@ -11,8 +11,8 @@ from itertools import combinations
 import pytest
 
 from gfdit.core.policy.loading import known_policies, load_policy
-from gfdit.sim.bound import attainment_bound
-from gfdit.sim.optimum import optimal_num_met
+from gfdit.sim.bounds.exact import optimal_num_met
+from gfdit.sim.bounds.fluid import attainment_bound
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from gfdit.sim.trace import TraceRequest

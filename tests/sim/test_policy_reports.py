@@ -12,8 +12,8 @@ from benchmarks.policy_reports.claims import Claim, Verdict, claims_table, count
 from benchmarks.policy_reports.default_claims import DEFAULT, FAST, Targets
 from benchmarks.policy_reports.gfdit_claims import EDF, OTHERS, crossing, edf_is_best
 from benchmarks.policy_reports.report import Report
+from gfdit.sim.bounds.exact import optimal_num_met
 from gfdit.sim.compare import PolicyChoice
-from gfdit.sim.optimum import optimal_num_met
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.sweep import BOUND, Cell, Grid, Point, Sweep
 from tests.sim.tables import table

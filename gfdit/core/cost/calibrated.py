@@ -44,7 +44,7 @@ class CalibratedCostModel:
         self._version = 0
         self._references: dict[tuple[Any, ...], tuple[float, tuple[Hashable, ...]]] = {}  # seconds, levels
         self._seconds: dict[tuple[Any, ...], float] = {}  # corrected; emptied when a correction changes
-        # What to say where there is no reference, by a key without its shape: there is one for all or for none.
+        # What to say where there is no reference at any shape, by a key without one.
         self._missing: AnswerCache[tuple[Any, ...], str] = AnswerCache(MAX_ANSWERS)
         self._candidates: AnswerCache[tuple[Any, ...], tuple[ParallelSpec, ...]] = AnswerCache(MAX_ANSWERS)
         self._specs: AnswerCache[tuple[Any, ...], ParallelSpec] = AnswerCache(MAX_ANSWERS)
@@ -123,7 +123,8 @@ class CalibratedCostModel:
             try:
                 reference = self._references[key] = (part * self._reference_s(whole), self._levels(asked))
             except UnknownCostError as error:
-                self._missing[setting] = str(error)
+                if not self._has_time(whole):
+                    self._missing[setting] = str(error)
                 raise UnknownCostError(str(error), request_id) from None
         return reference
 
@@ -162,7 +163,7 @@ class CalibratedCostModel:
         return known
 
     def _reference_s(self, key: CostKey) -> float:
-        """Raises :class:`UnknownCostError` where there is none, whatever the shape."""
+        """Raises :class:`UnknownCostError` where there is none."""
         raise NotImplementedError
 
     def _unmasked_share(self, model: str) -> float:

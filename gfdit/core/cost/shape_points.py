@@ -27,6 +27,10 @@ class ShapePoints:
         value = shapes.get(shape)
         return value if value is not None else _interpolate(self._curves[group], shape.num_tokens)
 
+    def reach(self, group: Hashable, shape: Shape) -> bool:
+        """Whether ``group`` has a point of ``shape``'s size or of a larger one."""
+        return group in self._curves and shape.num_tokens <= self._curves[group][-1][0]
+
 
 def _interpolate(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
     """The value at ``num_tokens`` from points sorted by tokens: linear between them.

@@ -31,6 +31,8 @@ __all__ = [
 class TableCostModel(CalibratedCostModel):
     """Times from a :class:`CostTable`. A shape it lacks is interpolated in tokens; nothing else is guessed.
 
+    Beyond the largest shape times go on as they rose, except those of batches, which are then unknown.
+
     With ``nodes`` a layout and a copy cost more where they cross them; without, all ranks are on one.
     """
 
@@ -133,9 +135,13 @@ class TableCostModel(CalibratedCostModel):
         return (key.model, key.kind, key.cfg, key.parallel, key.batch) in self._times
 
     def _reference_s(self, key: CostKey) -> float:
-        seconds = self._times.at((key.model, key.kind, key.cfg, key.parallel, key.batch), key.shape)
+        group = (key.model, key.kind, key.cfg, key.parallel, key.batch)
+        seconds = self._times.at(group, key.shape)
         if seconds is None:
             raise UnknownCostError(self._unknown(key))
+        # What a batch saves gets less with size. Small ones carried on would make large ones faster than they are.
+        if key.batch > 1 and not self._times.reach(group, key.shape):
+            raise UnknownCostError(f"{self._unknown(key)}, of smaller shapes only")
         return seconds
 
     def _unknown(self, key: CostKey) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gfdit.core import ExecutionLayout, Request, TaskView
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
+from gfdit.sim.bounds.programme import Programme
 from gfdit.sim.graphs import GraphBuilder
-from gfdit.sim.programme import Programme
 from gfdit.sim.trace import TraceRequest
 
 MAX_TERMS = 2_000_000  # of the capacity constraints

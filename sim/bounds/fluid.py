@@ -10,11 +10,11 @@ from itertools import pairwise
 from gfdit.core import Request
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
+from gfdit.sim.bounds.programme import Programme
+from gfdit.sim.bounds.work import Part, parts_of
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
-from gfdit.sim.programme import Programme
 from gfdit.sim.trace import TraceRequest
-from gfdit.sim.work import Part, parts_of
 
 # Deadlines are met or missed in floating point: what is late by less than this counts as met.
 TOLERANCE_S = 1e-6

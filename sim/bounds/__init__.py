@@ -1,0 +1,1 @@
+"""What the best possible schedule reaches: upper bounds, exact optima of small instances, the best known."""
