@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gfdit.core import Admission, Decision, Policy, RequestView, SchedulerView
+from gfdit.observe.catalogue import DECISION_BOUNDS_S
+from gfdit.observe.snapshot import note
 
 REPEAT_S = 0.2
 MAX_REPEATS = 5
@@ -41,6 +44,7 @@ class GuardedPolicy:
         self.sees_memory = getattr(policy, "sees_memory", False)
         self.places_components = getattr(policy, "places_components", False)
         self.timeout_s = timeout_s
+        self.seconds: list[float] | None = None  # a histogram of what decisions took, for who wants one
         self._policy = policy
         self._num_repeats = 0
         self._mark = _open_mark(mark_path) if mark_path is not None else bytearray(1)
@@ -50,8 +54,13 @@ class GuardedPolicy:
             self.admit = self._guarded(admit)
 
     def schedule(self, view: SchedulerView) -> Decision:
-        with self._alarm():
-            return self._policy.schedule(view)
+        started_s = time.perf_counter()
+        try:
+            with self._alarm():
+                return self._policy.schedule(view)
+        finally:
+            if self.seconds is not None:
+                note(self.seconds, DECISION_BOUNDS_S, time.perf_counter() - started_s)
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gfdit.core import events as ev
+from gfdit.observe.snapshot import Snapshot
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import FromRuntime
 from gfdit.runtime.config import RuntimeConfig
@@ -160,9 +161,8 @@ class SimulatedPort:
             )
 
     def tell(self, message: msg.ControlMessage) -> None:
-        self._to_engine.send(
-            self._world.link.put_control, self.config.epoch, message, counts=not isinstance(message, msg.Alive)
-        )
+        counts = not isinstance(message, (msg.Alive, Snapshot))
+        self._to_engine.send(self._world.link.put_control, self.config.epoch, message, counts=counts)
 
     def renew(self, rank: int, config: RuntimeConfig) -> None:
         self._incarnations[rank] = config.incarnation
