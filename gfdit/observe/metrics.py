@@ -111,8 +111,7 @@ class ServerMetrics:
             return shown
         if len(self._classes) >= names.MAX_CLASSES:
             slo_class = names.OTHER
-        else:
-            self._classes[slo_class] = slo_class
+        self._classes[slo_class] = slo_class
         for outcome in names.OUTCOMES:
             self._numbers.of(names.REQUESTS, slo_class, outcome)
         for metric in (names.DEADLINES_MET, names.DEADLINES_MISSED, names.QUEUE_WAIT, names.LATENCY):
@@ -323,7 +322,7 @@ def _due_within_s(deadline_s: float | None, now_s: float) -> float:
 
 
 class Shown:
-    """What ``/metrics`` of this process shows of gfdit: the engine that was made last, or families without samples."""
+    """What ``/metrics`` of this process shows of gfdit: that of the engine made last, if there is any."""
 
     def __init__(self) -> None:
         self.server: ServerMetrics | None = None

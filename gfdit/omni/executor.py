@@ -289,7 +289,7 @@ class OmniExecutor:
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
 
     def gfdit_counters(self) -> dict[str, float]:
-        """Of the template store (:meth:`gfdit.templates.TemplateStore.counters`) and of graphs, if there are any."""
+        """Of the template store (:meth:`gfdit.templates.TemplateStore.counters`) and of graphs, if any."""
         templates = getattr(self.adapter, "templates", None)
         counters: dict[str, float] = {} if templates is None else dict(templates.store.counters())
         if self.graphs is not None:

@@ -3,8 +3,8 @@
 A worker sends :mod:`gfdit.core.events` and is sent :mod:`gfdit.core.commands` as they are; the engine is sent the
 commands that concern requests, and for operators a :class:`~gfdit.observe.snapshot.Snapshot`. Each rank has two
 first-in-first-out queues, one per lane: ``compute`` (tasks, calls, edge resets) and ``migration`` (copies, frees),
-and one for what cannot wait for a lane, ``watch``. Prompts, results and arguments of calls cross the control process
-as opaque bytes or not at all.
+and one for what cannot wait for a lane, ``watch``. Prompts, results and arguments of calls cross the control
+process as opaque bytes or not at all.
 """
 
 from __future__ import annotations
