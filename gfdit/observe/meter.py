@@ -1,13 +1,12 @@
 """The numbers of a control process: what is counted while it works, and the snapshot made of them.
 
-Counting is done where a task ends; everything else is read off the control plane when a snapshot is due, and costs
-nothing in between.
+Between two snapshots tasks that end and what decisions took are only collected; all else is read off the control
+plane when a snapshot is due.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from gfdit.core import ControlPlane
@@ -25,10 +24,9 @@ from gfdit.observe.catalogue import (
     QUARANTINES,
     RETRIES,
     RUNNING_TASKS,
-    TASK_BOUNDS_S,
     TASK_SECONDS,
 )
-from gfdit.observe.snapshot import Numbers, RankNumbers, RequestState, Series, Service, Snapshot
+from gfdit.observe.snapshot import Numbers, RankNumbers, RequestState, Series, Service, Snapshot, note_all
 
 INTERVAL_S = 1.0
 MAX_SHARE = 0.003
@@ -47,7 +45,6 @@ class Meter:
         self._num_ranks = num_ranks
         self._epoch = epoch
         self._numbers = Numbers()
-        self._tasks: dict[tuple[str, str, int], list[float]] = {}
         self._busy_s = [0.0] * num_ranks
         self._past: deque[tuple[float, list[float]]] = deque()  # busy_s, within the window
         self._estimates = Estimates()
@@ -57,27 +54,33 @@ class Meter:
         for model in models:
             for kind in (TaskKind.ENCODE, TaskKind.DENOISE, TaskKind.DECODE):
                 for degree in self._degrees if kind is TaskKind.DENOISE else (1,):
-                    self._values_of(kind.value, model, degree)
-        self._numbers.of(MIGRATION_SECONDS)
-        self._numbers.of(MIGRATION_BYTES)
-        self.decisions = self._numbers.of(DECISION_SECONDS)  # for whoever calls the policy
+                    self._numbers.of(TASK_SECONDS, kind.value, model, str(degree))
+        for metric in (MIGRATION_SECONDS, MIGRATION_BYTES, DECISION_SECONDS):
+            self._numbers.of(metric)
+        self.decisions_s: list[float] = []  # since the last snapshot, from whoever calls the policy
+        # Likewise, by kind, model and ranks.
+        self._seconds: defaultdict[tuple[str, str, tuple[int, ...]], list[float]] = defaultdict(list)
         plane.on_task_done = self.task_done
 
-    def _values_of(self, kind: str, model: str, degree: int) -> list[float]:
-        values = self._tasks[kind, model, degree] = self._numbers.of(TASK_SECONDS, kind, model, str(degree))
-        return values
-
     def task_done(self, dispatch: DispatchRecord) -> None:
-        """Every rank of ``dispatch`` has succeeded. Nothing happens more often."""
-        view, ranks, seconds = dispatch.views[0], dispatch.layout.ranks, dispatch.seconds
-        key = (view.kind._value_, view.model, len(ranks))  # a string's hash is cached, an enumeration's is not
-        if (values := self._tasks.get(key)) is None:
-            values = self._values_of(*key)
-        values[bisect_left(TASK_BOUNDS_S, seconds)] += 1.0
-        values[-1] += seconds
-        busy_s = self._busy_s
-        for rank in ranks:
-            busy_s[rank] += seconds
+        """Every rank of ``dispatch`` has succeeded. Nothing happens more often: it is counted when there is time.
+
+        The record itself is not kept: what lives on, and is tracked, has the garbage collector run more often.
+        """
+        view = dispatch.views[0]
+        # A string's hash is cached, an enumeration's is not.
+        self._seconds[view.kind._value_, view.model, dispatch.layout.ranks].append(dispatch.seconds)
+
+    def _count(self) -> None:
+        """What tasks and decisions took since the last snapshot."""
+        for (kind, model, ranks), seconds in self._seconds.items():
+            note_all(self._numbers.of(TASK_SECONDS, kind, model, str(len(ranks))), TASK_SECONDS.bounds, seconds)
+            busy_s = sum(seconds)
+            for rank in ranks:
+                self._busy_s[rank] += busy_s
+        note_all(self._numbers.of(DECISION_SECONDS), DECISION_SECONDS.bounds, self.decisions_s)
+        self._seconds.clear()
+        self.decisions_s.clear()
 
     def moved(self, done: MigrationFinished) -> None:
         """Of every rank that takes part, those count that something came to."""
@@ -88,6 +91,7 @@ class Meter:
     def snapshot(self, now_s: float, restarts: Sequence[int], gone: Iterable[int]) -> Snapshot:
         """``restarts`` by rank."""
         plane = self._plane
+        self._count()
         sums = self._numbers.series()
         sums.append(Series(RETRIES.name, (), [plane.num_retries]))
         sums.append(Series(QUARANTINES.name, (), [plane.num_suspicions]))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 import msgspec
 
 from gfdit.observe.catalogue import Metric
 
 
-class Series(msgspec.Struct, array_like=True):
+class Series(msgspec.Struct, array_like=True, gc=False):
     """The number of one metric with these labels; of a histogram how many are in each bucket, and their sum."""
 
     metric: str
@@ -17,7 +17,7 @@ class Series(msgspec.Struct, array_like=True):
     values: list[float]
 
 
-class RankNumbers(msgspec.Struct, array_like=True, frozen=True):
+class RankNumbers(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Of one rank. ``restarts`` counts since the server started, ``busy_s`` since the control process did."""
 
     up: bool
@@ -30,7 +30,7 @@ class RankNumbers(msgspec.Struct, array_like=True, frozen=True):
     component_bytes: int
 
 
-class RequestState(msgspec.Struct, array_like=True, frozen=True):
+class RequestState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A live request. ``degree`` is the number of ranks it runs on, 0 while it runs on none.
 
     ``left_s`` is what it has left at the degree it had last (at its narrowest before), ``left_rank_s`` the
@@ -50,7 +50,7 @@ class RequestState(msgspec.Struct, array_like=True, frozen=True):
     left_rank_s: float | None
 
 
-class Service(msgspec.Struct, array_like=True, frozen=True):
+class Service(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What requests like this take on an idle machine, by number of ranks for their steps."""
 
     model: str
@@ -107,6 +107,18 @@ def note(values: list[float], bounds: tuple[float, ...], value: float) -> None:
     """Count ``value`` in a histogram."""
     values[bisect_left(bounds, value)] += 1.0
     values[-1] += value
+
+
+def note_all(values: list[float], bounds: tuple[float, ...], found: list[float]) -> None:
+    """Count all of ``found``, which is sorted by this: quicker than one by one."""
+    found.sort()
+    before = 0
+    for number, bound in enumerate(bounds):
+        until = bisect_right(found, bound, before)
+        values[number] += until - before
+        before = until
+    values[len(bounds)] += len(found) - before
+    values[-1] += sum(found)
 
 
 class Totals:

@@ -90,7 +90,7 @@ class ControlProcess:
         models = [one.name for one in config.components] or [config.model]
         self._meter = Meter(self.plane, config.num_ranks, models, config.epoch)
         if isinstance(self.plane.policy, GuardedPolicy):
-            self.plane.policy.seconds = self._meter.decisions
+            self.plane.policy.seconds = self._meter.decisions_s
         self._alive_at_s = self._snapshot_at_s = 0.0
         self._told_idle = False
         self._told_ranks: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())  # lost, and for good

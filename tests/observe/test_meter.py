@@ -13,7 +13,7 @@ from gfdit.core import events as ev
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe import catalogue as names
 from gfdit.observe.meter import Meter
-from gfdit.observe.snapshot import Series, Snapshot, Totals
+from gfdit.observe.snapshot import Numbers, Series, Snapshot, Totals, note, note_all
 from gfdit.runtime import messages as msg
 from gfdit.sim.simulator import SimulationOptions, Simulator
 from tests.sim.tables import AROUND_S, DECODE_S, ENCODE_S, PREPARE_S, STEP_S, line, table
@@ -134,3 +134,13 @@ def test_a_snapshot_of_another_kind_is_refused() -> None:
         assert "at_s" in str(error)
     else:
         raise AssertionError("it was taken in")
+
+
+@given(st.lists(st.floats(0.0, 100.0) | st.sampled_from(names.TASK_BOUNDS_S)))
+def test_many_at_a_time_are_counted_as_one_by_one(found: list[float]) -> None:
+    numbers = Numbers()
+    one_by_one, together = numbers.of(names.TASK_SECONDS, "one by one"), numbers.of(names.TASK_SECONDS, "together")
+    for value in sorted(found):
+        note(one_by_one, names.TASK_BOUNDS_S, value)
+    note_all(together, names.TASK_BOUNDS_S, found)
+    assert one_by_one[:-1] == together[:-1] and abs(one_by_one[-1] - together[-1]) < 1e-6

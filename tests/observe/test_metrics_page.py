@@ -60,9 +60,9 @@ def unknown(expression: str) -> set[str]:
 
 def test_the_page_has_every_metric() -> None:
     def code(labels: tuple[str, ...]) -> str:
-        return ", ".join([f"`{label}`" for label in labels]) or "–"
+        return ", ".join([f"`{label}`" for label in labels]) or "-"
 
-    wanted = [[f"`{one.name}`", one.kind, code(one.labels), one.unit or "–", one.meaning] for one in names.METRICS]
+    wanted = [[f"`{one.name}`", one.kind, code(one.labels), one.unit or "-", one.meaning] for one in names.METRICS]
     assert rows_of("| metric | type |") == wanted
 
 
