@@ -118,15 +118,22 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             worker_payload_path="",
             run_ahead=0,
         )
-        control = Switched(config, port, Supervisor(config), Claims.create(Path(config.claims_dir)))
+        # Of the time in which metrics are on, and of this thread: snapshots come as often as on a core of its own.
+        on_s = 0.0
+        claims = Claims.create(Path(config.claims_dir))
+        control = Switched(config, port, Supervisor(config), claims, clock=lambda: on_s)
 
         def task_s(on: bool) -> float:
             """CPU time of a task."""
             control.switch(on)
             before, started_s = port.num_tasks, time.thread_time()
+            nonlocal on_s
+            last_s = started_s
             while port.num_tasks < before + args.tasks:
                 control.turn()
-            return (time.thread_time() - started_s) / (port.num_tasks - before)
+                now_s = time.thread_time()
+                on_s, last_s = on_s + on * (now_s - last_s), now_s
+            return (last_s - started_s) / (port.num_tasks - before)
 
         pairs = []
         for number in range(args.rounds + WARM_UP_ROUNDS):
