@@ -16,7 +16,7 @@ from vllm_omni.errors import OmniClientError
 
 from tests.support.lone_engine import PATIENCE_S, LoneEngine, image_request, lone_engine  # isort: skip
 
-from vllm.entrypoints.openai.server_utils import AuthenticationMiddleware
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm_omni.diffusion.data import DiffusionOutput
 
 from gfdit.core import commands as cmd
