@@ -44,7 +44,7 @@ def snapshot(
 def scrape(server: ServerMetrics | Shown) -> dict[tuple[str, tuple[str, ...]], float]:
     """As Prometheus reads it."""
     registry = CollectorRegistry()
-    registry.register(server)  # type: ignore[arg-type]
+    registry.register(server)
     text = generate_latest(registry).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     order = [*dict.fromkeys([label for metric in names.METRICS for label in metric.labels]), "le"]
@@ -56,7 +56,7 @@ def scrape(server: ServerMetrics | Shown) -> dict[tuple[str, tuple[str, ...]], f
 
 def test_every_family_is_there_from_the_start() -> None:
     registry = CollectorRegistry()
-    registry.register(Shown())  # type: ignore[arg-type]
+    registry.register(Shown())
     text = generate_latest(registry).decode()
     for metric in names.METRICS:
         assert f"# TYPE {metric.name} {metric.kind}" in text
@@ -232,7 +232,7 @@ def test_names_and_help_are_as_prometheus_wants_them() -> None:
     server = ServerMetrics(2)
     server.take(snapshot())
     registry = CollectorRegistry()
-    registry.register(server)  # type: ignore[arg-type]
+    registry.register(server)
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=generate_latest(registry), capture_output=True, check=False
     )
