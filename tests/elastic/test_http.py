@@ -244,7 +244,6 @@ def test_metrics_are_right_after_some_requests(server: ServerProcess) -> None:
     wait_until(lambda: steps_done() >= steps + 3 * 4 / 3, "steps are counted, some of them in batches")
     load = get(server, "/v1/gfdit/load").json()
     assert (load["live_ranks"], load["alive"], load["backlog_rank_s"], load["reason"]) == (2, 0, 0.0, None)
-    assert any(service["size"] == "128x128" and service["num_steps"] == 4 for service in load["services"])
     assert min(metric(server, "gfdit_rank_busy_seconds_total")) > 0
     assert set(metric(server, "vllm_omni:num_requests_running")) == {0.0}
 
