@@ -161,9 +161,12 @@ class RejectRequest(_Command, frozen=True, gc=False):
 
 
 class FailRequest(_Command, frozen=True, gc=False):
+    """``waited``: no rank was free for it for as long as it may wait."""
+
     request_id: str
     error: str
     status_code: int = 500
+    waited: bool = False
 
 
 class ReportFault(_Command, frozen=True, gc=False):

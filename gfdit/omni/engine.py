@@ -41,7 +41,8 @@ from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
 from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
-from gfdit.observe.metrics import show_artifact_bytes, show_ranks, show_templates
+from gfdit.observe.metrics import SHOWN, ServerMetrics
+from gfdit.observe.snapshot import Snapshot
 from gfdit.omni.compatibility import check_config, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
@@ -60,7 +61,7 @@ logger = init_logger(__name__)
 
 # From the end of a request to its result, which comes by another way.
 _RESULT_TIMEOUT_S = 10.0
-# Metrics of the template store.
+# Metrics of the workers' own.
 _COUNT_EVERY_S = 5.0
 
 
@@ -107,7 +108,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _init_scheduler(
         self, od_config: OmniDiffusionConfig, scheduler: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        self.scheduler = RequestTable()
+        self.metrics = SHOWN.server = ServerMetrics(self.num_ranks, self._why_not_ready)
+        self.scheduler = RequestTable(self.metrics)
         self.scheduler.initialize(od_config)
 
     def _init_runtime_state(self) -> None:
@@ -118,8 +120,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self._completed: dict[str, float] = {}  # when that was said
         self._calls: dict[int, _RpcTask] = {}
         self._pauses: list[_RpcTask] = []
-        self._templates_call: int | None = None
-        self._templates_counted_s = 0.0
+        self._counters_call: int | None = None
+        self._counted_s = 0.0
         self._num_alive = 0
         self._num_left = self.num_ranks  # ranks that serve, or will again
 
@@ -150,7 +152,6 @@ class ElasticDiffusionEngine(DiffusionEngine):
                 what = WarmUp(requests, self._sequence_parallel, limit_s, self.settings.min_sp)
                 self._warm_up(what)
                 self.executor.change_payload(warm_up=what)
-            show_ranks(self.num_ranks, range(self.num_ranks))
             self._start_loop()
         except Exception:
             logger.exception("warm-up failed")
@@ -231,8 +232,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self.settings.limits.check_fields(request.sampling_params)
             return super()._prepare_request_for_admission(request)
         except OmniClientError:
+            self.metrics.refused("invalid")
             raise
         except ValueError as error:
+            self.metrics.refused("invalid")
             raise OmniClientError(str(error)) from error
 
     def _add_prepared_request(self, request: OmniDiffusionRequest) -> str:
@@ -243,15 +246,18 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """
         arrival_s = time.monotonic()
         if self._submissions.qsize() + self._num_alive >= self.settings.max_requests:
+            self.metrics.refused("too_many_requests")
             raise _too_many(f"{self.settings.max_requests} requests are alive already")
         try:
             submissions = self._convert(request, arrival_s)
         except ValueError as error:
+            self.metrics.refused("invalid")
             raise OmniClientError(str(error)) from error
         num_bytes = len(submissions[0].payload)
         self._check_payload(num_bytes)
         request_id = super()._add_prepared_request(request)
         self.scheduler.count_payload(request_id, num_bytes)
+        self.metrics.arrived(submissions[0].request)
         self._submissions.put(submissions)
         if self.recordings is not None:
             priority = submissions[0].request.priority
@@ -312,11 +318,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """Prompt and input images are kept in three processes until the request ends."""
         settings = self.settings
         if num_bytes > settings.max_payload_bytes:
+            self.metrics.refused("payload_too_large")
             message = (
                 f"prompt and input images take {num_bytes} bytes, at most {settings.max_payload_bytes} are allowed"
             )
             raise OmniClientError(message, status_code=413, error_type="PayloadTooLarge")
         if self.scheduler.payload_bytes + num_bytes > settings.max_queued_bytes:
+            self.metrics.refused("too_many_bytes")
             raise _too_many(f"prompts and input images of requests take {settings.max_queued_bytes} bytes already")
 
     def abort(self, request_id: Any) -> None:
@@ -329,6 +337,14 @@ class ElasticDiffusionEngine(DiffusionEngine):
             super()._fail_pending_rpcs(RuntimeDownError(retryable("the engine is down")))
         self.executor.wake()
         return task
+
+    def _why_not_ready(self) -> str | None:
+        """See :meth:`ServerMetrics.why_not`; from any thread."""
+        if self._closed or self.executor.is_dead:
+            return "the engine is down"
+        if not self._loop_started:
+            return "starting"
+        return "paused" if self._scheduling_paused else None
 
     # The loop: the only thread that talks to the control process from here on
 
@@ -360,7 +376,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self._finish_pauses()
             self._fail_late_calls()
             self._fail_without_result()
-            self._count_templates()
+            self._count_on_workers()
         self._fail_pending_rpcs(RuntimeError("DiffusionEngine is shutting down."))
 
     def _fail(self, error: BaseException) -> None:
@@ -373,7 +389,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_bad(self, message: msg.ControlMessage | msg.Result, error: BaseException) -> None:
         """A message that cannot be taken in fails the request that it is about, and nothing else."""
         match message:
-            case msg.ArtifactBytes() | msg.RanksServing() | msg.CallDone():
+            case Snapshot() | msg.CallDone():
                 pass
             case _ if (request_id := getattr(message, "request_id", None)) is not None:
                 if self._is_live(request_id):  # there, too
@@ -422,14 +438,12 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     self._deliver_if_complete(request_id)
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 self._on_ended(message)
-            case msg.ArtifactBytes(by_rank):
-                show_artifact_bytes(by_rank)
-            case msg.RanksServing(serving, gone):
-                show_ranks(self.num_ranks, serving)
-                self._num_left = self.num_ranks - len(gone)
-            case msg.CallDone(call_id) if call_id == self._templates_call:
-                self._templates_call = None
-                show_templates(self.executor.call_result(message, "gfdit_templates", None))
+            case Snapshot():
+                self.metrics.take(message)
+                self._num_left = self.num_ranks - message.num_gone
+            case msg.CallDone(call_id) if call_id == self._counters_call:
+                self._counters_call = None
+                self.metrics.take_worker_counters(self.executor.call_result(message, "gfdit_counters", None))
             case msg.CallDone(call_id):
                 if (task := self._calls.pop(call_id, None)) is not None:  # else it was given up
                     self._on_call_done(task, message)
@@ -438,6 +452,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         with self._cv:
             known = self.scheduler.mark_running(request_id, queue_wait_s)
             state = self.scheduler.get_request_state(request_id)
+            self.metrics.started(request_id, queue_wait_s)
             self._scheduler_num_waiting_reqs = self.scheduler.num_waiting_requests()
         if known and getattr(state.req.sampling_params, "emit_request_lifecycle", False):
             self._put_output(request_id, DiffusionOutput(finished=False, request_started=True))
@@ -461,7 +476,18 @@ class ElasticDiffusionEngine(DiffusionEngine):
             return
         self._results.pop(request_id, None)  # of a last task that was done and lost all the same
         if is_live:
+            self._count_ending(message)
             self._finish(request_id, _error_output(message), DiffusionRequestStatus.FINISHED_ERROR)
+
+    def _count_ending(self, message: msg.RequestEnd) -> None:
+        """One that is not completed: what the table of requests does not know of it."""
+        request_id = message.request_id
+        if isinstance(message, cmd.RejectRequest):
+            self.metrics.ended(request_id, "rejected", "admission")
+        elif isinstance(message, cmd.FailRequest) and not self.metrics.has_started(request_id):
+            reasons = {400: "too_large", 503: "queue_timeout" if message.waited else "unavailable"}
+            reason = reasons.get(message.status_code, "")
+            self.metrics.ended(request_id, "rejected" if reason else "failed", reason)
 
     def _deliver_if_complete(self, request_id: str) -> None:
         """Result and terminal message come over two sockets, in either order."""
@@ -522,12 +548,13 @@ class ElasticDiffusionEngine(DiffusionEngine):
         with guarded(f"calling {task.method}", partial(_answer, task, None)):
             _answer(task, self.executor.call_result(done, task.method, task.unique_reply_rank))
 
-    def _count_templates(self) -> None:
-        if self.recordings is None or self._templates_call is not None:
+    def _count_on_workers(self) -> None:
+        """Where workers count something: templates, graphs."""
+        if (self.recordings is None and not self.settings.graph_bytes) or self._counters_call is not None:
             return
-        if (now_s := time.monotonic()) > self._templates_counted_s + _COUNT_EVERY_S:
-            self._templates_counted_s = now_s
-            self._templates_call = self.executor.begin_call("gfdit_templates", (), {})
+        if (now_s := time.monotonic()) > self._counted_s + _COUNT_EVERY_S:
+            self._counted_s = now_s
+            self._counters_call = self.executor.begin_call("gfdit_counters", (), {})
 
     def _fail_late_calls(self) -> None:
         """Give up waiting for answers; ranks that are still at it are the control process's affair."""

@@ -100,10 +100,12 @@ class OmniExecutor:
             self.adapter.templates = Templates(payload.templates.open(), payload.templates.full_blocks)
         scope, adapter = TaskScope.alone(rank, comm), self.adapter
         runner.make_elastic(scope, adapter.sequence_plan, ring=adapter.ring)
+        self.graphs: StepGraphs | None = None
         if payload.graph_bytes and adapter.captures_steps:
             if self.device.type != "cuda":
                 raise ValueError("gfdit setting 'graph_bytes' needs a GPU: on a CPU there are no graphs")
-            runner.capture_steps(StepGraphs(payload.graph_bytes))
+            self.graphs = StepGraphs(payload.graph_bytes)
+            runner.capture_steps(self.graphs)
         # A GPU has an allocator of its own.
         self.freed_memory = FreedMemory() if self.device.type == "cpu" else None
         self.meter = DeviceMeter(self.device) if self.device.type == "cuda" else None
@@ -286,10 +288,13 @@ class OmniExecutor:
         """Bytes of this process' own memory, and what is kept of it; empty on a GPU."""
         return {} if self.freed_memory is None else asdict(self.freed_memory.measure())
 
-    def gfdit_templates(self) -> dict[str, float]:
-        """See :meth:`gfdit.templates.TemplateStore.counters`; empty without a store."""
+    def gfdit_counters(self) -> dict[str, float]:
+        """Of the template store (:meth:`gfdit.templates.TemplateStore.counters`) and of graphs, if any."""
         templates = getattr(self.adapter, "templates", None)
-        return {} if templates is None else templates.store.counters()
+        counters: dict[str, float] = {} if templates is None else dict(templates.store.counters())
+        if self.graphs is not None:
+            counters["graph_bytes"] = self.graphs.held_bytes
+        return counters
 
     def gfdit_compilations(self) -> dict[str, int]:
         """Graphs that torch has compiled in this process, and how often it had to end one before a block's end."""

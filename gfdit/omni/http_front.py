@@ -6,6 +6,7 @@ to those who wait. With this
 
 - a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
 - ``/v1/images/edits`` takes OpenAI's ``mask``, and ``extra_params`` as other endpoints do;
+- there are routes for routers and operators (:mod:`gfdit.omni.http_operations`);
 - at SIGTERM or SIGINT requests that run have ``shutdown_timeout_s`` to end; ``/health`` and new requests get HTTP
   503 meanwhile, and so do those that run when time is over, or at a second signal.
 
@@ -24,7 +25,9 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from gfdit.observe.metrics import SHOWN
 from gfdit.omni.http_edits import complete_edits
+from gfdit.omni.http_operations import add_operations
 from gfdit.omni.retryable import SEND_AGAIN, retryable
 from gfdit.omni.settings import Settings
 from gfdit.runtime.guard import guarded
@@ -60,6 +63,8 @@ class HttpFront:
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._stopping and (scope["method"] == "POST" or scope["path"] == "/health"):
+            if scope["method"] == "POST" and SHOWN.server is not None:
+                SHOWN.server.refused("draining")
             await _refuse(send)
         else:
             await self._pass_on(scope, receive, send)
@@ -88,6 +93,7 @@ class HttpFront:
         """Take the signals over once the server listens: vLLM's launcher has set its own handlers just before."""
         if message["type"] == "lifespan.startup.complete":
             complete_edits(app)
+            add_operations(app)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, app)
@@ -98,6 +104,8 @@ class HttpFront:
             self._time_is_over.set()
         else:
             self._stopping = True
+            if SHOWN.server is not None:
+                SHOWN.server.draining = True
             self._stop = asyncio.get_running_loop().create_task(self._drain(app))
 
     async def _drain(self, app: Any) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from vllm_omni.diffusion.sched import RequestScheduler
 from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus, SchedulerRequestState
 
+from gfdit.observe.metrics import ServerMetrics
+
+_OUTCOMES = {
+    DiffusionRequestStatus.FINISHED_COMPLETED: "completed",
+    DiffusionRequestStatus.FINISHED_ABORTED: "cancelled",
+}
+
 
 class RequestTable(RequestScheduler):
     """vLLM-Omni's scheduler without its scheduling: the base engine keeps its books in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: ServerMetrics) -> None:
         super().__init__()
+        self._metrics = metrics
         self._payload_bytes: dict[str, int] = {}
 
     @property
@@ -25,6 +33,8 @@ class RequestTable(RequestScheduler):
     def pop_request_state(self, request_id: str) -> SchedulerRequestState | None:
         """The request has ended, and its client is answered next."""
         self._payload_bytes.pop(request_id, None)
+        if (state := self.get_request_state(request_id)) is not None:
+            self._metrics.ended(request_id, _OUTCOMES.get(state.status, "failed"))
         self._finished_req_ids.discard(request_id)  # else only vLLM-Omni's scheduling forgets it
         return super().pop_request_state(request_id)
 

@@ -27,10 +27,12 @@ from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import CostTable
+from gfdit.observe.meter import INTERVAL_S, MAX_SHARE, Meter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.plane import make_plane, open_recording
+from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import Arrived, ControlPort, ControlSockets
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
 from gfdit.runtime.task_timeline import TaskTimeline
@@ -39,7 +41,6 @@ from gfdit.runtime.time_limits import TimeLimits
 logger = logging.getLogger("gfdit.control")
 
 ALIVE_INTERVAL_S = 0.5
-USAGE_INTERVAL_S = 0.5
 ENGINE_SILENT_S = 30.0
 # Workers that are still at a step are not waited for by requests that need them not.
 RECONNECT_S = 2.0
@@ -86,9 +87,13 @@ class ControlProcess:
         self._owing: dict[int, float] = {}  # ranks that have to answer, and until when
         self._generation = 0  # of which no edge is ahead, as far as the workers have told
         self._wake_at_s: float | None = None
-        self._alive_at_s = self._usage_at_s = 0.0
-        self._usage = [0] * config.num_ranks
-        self._told_ranks = msg.RanksServing(tuple(range(config.num_ranks)), ())
+        models = [one.name for one in config.components] or [config.model]
+        self._meter = Meter(self.plane, config.num_ranks, models, config.epoch)
+        if isinstance(self.plane.policy, GuardedPolicy):
+            self.plane.policy.seconds = self._meter.decisions_s
+        self._alive_at_s = self._snapshot_at_s = 0.0
+        self._told_idle = False
+        self._told_ranks: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())  # lost, and for good
         self._engine_heard_s = clock()
         self._engine_silent = False
         self._senders: dict[type, Callable[[Any], None]] = {
@@ -255,8 +260,7 @@ class ControlProcess:
         if self.plane.idle:
             self.plane.check_integrity()
         self._wake_if_due()
-        self._report_usage()
-        self._report_ranks()
+        self._report(is_quiet=not (arrived.from_workers or arrived.from_engine))
 
     def _wake_if_due(self) -> None:
         """The policy wants to be asked, or something in the control plane ends by itself."""
@@ -396,6 +400,7 @@ class ControlProcess:
                 self._passed(dispatch_id, rank)
                 self._feed(message)
             case ev.MigrationFinished():
+                self._meter.moved(message)
                 if self._timeline is not None:
                     self._timeline.moved(message)
                 self._feed(message)
@@ -484,26 +489,22 @@ class ControlProcess:
     def _set_wake(self, command: cmd.WakeAt) -> None:
         self._wake_at_s = command.at_s
 
-    def _report_usage(self) -> None:
-        """At most one report in ``USAGE_INTERVAL_S``, but always one when the last request has ended."""
-        now_s = self._clock()
-        if now_s < self._usage_at_s and self.plane.state.requests:
-            return
-        held = self.plane.state.artifact_bytes()
-        by_rank = [held.get(rank, 0) for rank in range(len(self._usage))]
-        if by_rank != self._usage:
-            self._usage, self._usage_at_s = by_rank, now_s + USAGE_INTERVAL_S
-            self._port.tell(msg.ArtifactBytes(by_rank))
+    def _report(self, *, is_quiet: bool) -> None:
+        """A snapshot for operators: when one is due and nothing is waiting, and at once where that matters.
 
-    def _report_ranks(self) -> None:
-        ranks, lost = range(self.config.num_ranks), self.plane.state.ranks.lost
-        if not lost and not self._told_ranks.gone and len(self._told_ranks.serving) == len(ranks):
-            return
-        gone = tuple([rank for rank in lost if self._supervisor.is_gone(rank)])
-        now = msg.RanksServing(tuple([rank for rank in ranks if rank not in lost]), tuple(sorted(gone)))
-        if now != self._told_ranks:
-            self._told_ranks = now
-            self._port.tell(now)
+        That is when ranks have gone or come, and when the last request has ended.
+        """
+        now_s, lost, idle = self._clock(), self.plane.state.ranks.lost, not self.plane.state.requests
+        ranks = self._told_ranks
+        if lost or ranks[0]:
+            ranks = frozenset(lost), frozenset([rank for rank in lost if self._supervisor.is_gone(rank)])
+        if ranks == self._told_ranks and (self._told_idle or not idle):
+            late_s = now_s - self._snapshot_at_s
+            if late_s < 0 or not (is_quiet or late_s > INTERVAL_S):
+                return
+        self._told_ranks, self._told_idle = ranks, idle
+        self._port.tell(self._meter.snapshot(now_s, self._supervisor.restarts, ranks[1]))
+        self._snapshot_at_s = self._clock() + max(INTERVAL_S, (self._clock() - now_s) / MAX_SHARE)
 
 
 @dataclass(slots=True)

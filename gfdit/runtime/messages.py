@@ -1,9 +1,10 @@
 """What processes tell each other besides the events and commands of the control plane (msgspec, tagged by type).
 
 A worker sends :mod:`gfdit.core.events` and is sent :mod:`gfdit.core.commands` as they are; the engine is sent the
-commands that concern requests. Each rank has two first-in-first-out queues, one per lane: ``compute`` (tasks,
-calls, edge resets) and ``migration`` (copies, frees), and one for what cannot wait for a lane, ``watch``. Prompts,
-results and arguments of calls cross the control process as opaque bytes or not at all.
+commands that concern requests, and for operators a :class:`~gfdit.observe.snapshot.Snapshot`. Each rank has two
+first-in-first-out queues, one per lane: ``compute`` (tasks, calls, edge resets) and ``migration`` (copies, frees),
+and one for what cannot wait for a lane, ``watch``. Prompts, results and arguments of calls cross the control
+process as opaque bytes or not at all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from gfdit.core.events import (
 )
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
+from gfdit.observe.snapshot import Snapshot
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -102,19 +104,6 @@ class CallDone(Message, frozen=True):
     replies: list[tuple[bool, bytes]]
 
 
-class ArtifactBytes(Message, frozen=True):
-    """What each rank holds of artifacts now, by rank; sent when it has changed, but not all the time."""
-
-    by_rank: list[int]
-
-
-class RanksServing(Message, frozen=True):
-    """Which ranks serve now, and which never will again; others are being started. Sent when it has changed."""
-
-    serving: tuple[int, ...]
-    gone: tuple[int, ...]
-
-
 class Fatal(Message, frozen=True):
     """The runtime is down: every live request is lost."""
 
@@ -122,7 +111,7 @@ class Fatal(Message, frozen=True):
 
 
 RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
-ControlMessage = Ready | StartRequest | RequestEnd | CallDone | ArtifactBytes | RanksServing | Fatal | Alive
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | Snapshot | Fatal | Alive
 
 
 # Control process to worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ class GuardedPolicy:
         self.sees_memory = getattr(policy, "sees_memory", False)
         self.places_components = getattr(policy, "places_components", False)
         self.timeout_s = timeout_s
+        self.seconds: list[float] | None = None  # what decisions took, for who takes it from here
         self._policy = policy
         self._num_repeats = 0
         self._mark = _open_mark(mark_path) if mark_path is not None else bytearray(1)
@@ -50,8 +52,13 @@ class GuardedPolicy:
             self.admit = self._guarded(admit)
 
     def schedule(self, view: SchedulerView) -> Decision:
-        with self._alarm():
-            return self._policy.schedule(view)
+        started_s = time.perf_counter()
+        try:
+            with self._alarm():
+                return self._policy.schedule(view)
+        finally:
+            if self.seconds is not None:
+                self.seconds.append(time.perf_counter() - started_s)
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

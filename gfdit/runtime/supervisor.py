@@ -277,6 +277,14 @@ class Supervisor:
         """Whether a rank is there, or will be."""
         return bool(self.workers) or self.next_start_s is not None
 
+    @property
+    def restarts(self) -> list[int]:
+        """By rank, how often its process was started again since the server was."""
+        return [
+            state.incarnation if rank in self.workers else max(0, state.incarnation - 1)
+            for rank, state in enumerate(self._ranks)
+        ]
+
     def is_gone(self, rank: int) -> bool:
         """Lost, and not to be started again."""
         return rank not in self.workers and self._ranks[rank].start_s is None

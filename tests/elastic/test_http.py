@@ -17,6 +17,7 @@ import openai
 import pytest
 from PIL import Image, ImageOps
 
+from gfdit.observe.catalogue import METRICS
 from gfdit.observe.timeline import Span, read_timeline
 from tests.support.leftovers import nothing_left
 from tests.support.openai_client import only_image, openai_client
@@ -57,6 +58,15 @@ def post(
     body = body_of(side, steps) | ({"extra_params": extra} if extra else {})
     url = f"{server.base_url}/v1/images/generations"
     return httpx.post(url, json=body, timeout=HANG_S, trust_env=False)
+
+
+def test_metrics_are_there_before_the_first_request(server: ServerProcess) -> None:
+    """Of every family, with zeros; the ranks are up, and requests may come."""
+    text = get(server, "/metrics").text
+    assert not [one.name for one in METRICS if f"# TYPE {one.name} {one.kind}" not in text]
+    wait_until(lambda: metric(server, "gfdit_rank_up") == [1, 1], "the control process has told of its ranks")
+    assert set(metric(server, "gfdit_requests_total") + metric(server, "gfdit_task_seconds_count")) == {0.0}
+    assert get(server, "/v1/gfdit/ready").json() == {"ready": True, "reason": None}
 
 
 def test_an_image_with_every_option(server: ServerProcess) -> None:
@@ -173,7 +183,7 @@ def test_bad_edits_are_named(server: ServerProcess) -> None:
 
 def events(server: ServerProcess, event: str) -> list[float]:
     """Of the template store, one for each rank that has told."""
-    lines = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S, trust_env=False).text.splitlines()
+    lines = get(server, "/metrics").text.splitlines()
     return [
         float(line.split()[-1])
         for line in lines
@@ -181,9 +191,13 @@ def events(server: ServerProcess, event: str) -> list[float]:
     ]
 
 
+def get(server: ServerProcess, path: str) -> httpx.Response:
+    return httpx.get(f"{server.base_url}{path}", timeout=HANG_S, trust_env=False)
+
+
 def metric(server: ServerProcess, name: str) -> list[float]:
     """Its values, one for each rank if it has ranks."""
-    lines = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S, trust_env=False).text.splitlines()
+    lines = get(server, "/metrics").text.splitlines()
     return [float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{")]
 
 
@@ -206,6 +220,32 @@ def test_a_client_that_disconnects_frees_its_ranks_within_one_step(server: Serve
     wait_until(lambda: read_timeline(timeline)[-1].request != left, "the timeline has what came after it")
     of_it = [span for span in read_timeline(timeline) if span.request == left]
     assert "decode" not in {span.kind for span in of_it} and max(span.step for span in of_it) < 199
+
+
+def test_metrics_are_right_after_some_requests(server: ServerProcess) -> None:
+    def sums() -> dict[str, float]:
+        names = ("gfdit_request_seconds_count", "gfdit_requests_total", "gfdit_deadlines_met_total")
+        return {name: sum(metric(server, name)) for name in names}
+
+    def steps_done() -> float:
+        lines = get(server, "/metrics").text.splitlines()
+        found = [
+            line for line in lines if line.startswith("gfdit_task_seconds_count{") and 'kind="denoise"' in line
+        ]
+        return sum(float(line.split()[-1]) for line in found)
+
+    # What has been recorded of templates comes after the answers to edits.
+    wait_until(lambda: not get(server, "/v1/gfdit/requests").json()["requests"], "nothing is alive")
+    before, steps = sums(), steps_done()
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda _: generate(server, {"gfdit": {"deadline_ms": 600_000}})[0], range(3))
+        assert list(answers) == [200] * 3
+    assert {name: value - before[name] for name, value in sums().items()} == dict.fromkeys(before, 3)
+    wait_until(lambda: steps_done() >= steps + 3 * 4 / 3, "steps are counted, some of them in batches")
+    load = get(server, "/v1/gfdit/load").json()
+    assert (load["live_ranks"], load["alive"], load["backlog_rank_s"], load["reason"]) == (2, 0, 0.0, None)
+    assert min(metric(server, "gfdit_rank_busy_seconds_total")) > 0
+    assert set(metric(server, "vllm_omni:num_requests_running")) == {0.0}
 
 
 def test_the_openai_client(server: ServerProcess) -> None:
@@ -248,6 +288,8 @@ def test_a_server_that_is_told_to_stop_ends_what_runs(server: ServerProcess) -> 
                 short = pool.submit(post, server, steps=100)
         server.process.terminate()
         wait_until(lambda: health() == 503, "the server says that it stops")
+        ready = get(server, "/v1/gfdit/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
         turned_away = post(server)
         assert short.result().status_code == 200
         assert not long.done()

@@ -21,6 +21,7 @@ from vllm_omni.diffusion.ipc import pack_diffusion_output_shm
 
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
+from gfdit.observe.snapshot import RankNumbers, Snapshot
 from gfdit.omni.engine import _resolve_ranks
 from gfdit.omni.launcher import ElasticExecutor
 from gfdit.omni.plugin import find_accelerator
@@ -290,12 +291,17 @@ def test_a_rank_that_is_gone_is_left_out_of_calls() -> None:
         result(msg.CallDone(1, [(True, msg.GONE), (False, b"rank 1 is being started")]), "list_loras", None)
 
 
+def snapshot_of(up: tuple[bool, ...], gone: tuple[bool, ...] = (False, False)) -> Snapshot:
+    ranks = [RankNumbers(*each, False, 0, 0.0, 0.0, 0, 0) for each in zip(up, gone, strict=True)]
+    return Snapshot(0, 0.0, ranks)
+
+
 @pytest.mark.parametrize(("min_ranks", "healthy"), [(1, True), (2, False)])
 def test_with_fewer_ranks_than_are_wanted_the_engine_is_unhealthy(min_ranks: int, healthy: bool) -> None:
     with lone_engine(min_ranks=min_ranks) as engine:
-        engine.executor.client.tell(msg.RanksServing((0,), ()))  # the other one is being started
+        engine.executor.client.tell(snapshot_of(up=(True, False)))  # the other one is being started
         assert_serves(engine)
-        engine.executor.client.tell(msg.RanksServing((0,), (1,)))
+        engine.executor.client.tell(snapshot_of(up=(True, False), gone=(False, True)))
         if healthy:
             assert_serves(engine)
             engine.executor.check_health()

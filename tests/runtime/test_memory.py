@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gfdit.core import commands as cmd
-from gfdit.runtime import messages as msg
+from gfdit.observe.snapshot import Snapshot
 from tests.runtime.test_runtime import Runtime, assert_nothing_held
 from tests.support.fake_executor import SHAPE
 
@@ -30,8 +30,8 @@ def test_requests_wait_for_room_and_ranks_hold_no_more_than_they_may() -> None:
                     assert len(started) - len(ended) == 1, "a second one has no room"
                 case cmd.CompleteRequest(request_id):
                     ended.append(request_id)
-                case msg.ArtifactBytes(by_rank):
-                    shown.append(by_rank)
+                case Snapshot():
+                    shown.append([rank.artifact_bytes for rank in message.ranks])
     assert started == ended == names
     most = max(max(by_rank) for by_rank in shown)
     assert LATENTS_BYTES <= most <= LIMIT_BYTES

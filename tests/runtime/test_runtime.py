@@ -22,6 +22,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.commands import RunTask
 from gfdit.observe.recording import RecordingReader
+from gfdit.observe.snapshot import Snapshot
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
@@ -385,10 +386,12 @@ def test_a_rank_that_does_not_return_is_told_of_and_not_called() -> None:
     runtime.wait_ready()
     pids = runtime.values("pid")
     os.kill(cast(int, pids[1]), signal.SIGKILL)
-    told: list[msg.RanksServing] = []
-    while not told:
-        told = [message for message in runtime.client.receive(0.5) if isinstance(message, msg.RanksServing)]
-    assert told == [msg.RanksServing((0, 2), (1,))]
+    ranks: list[tuple[bool, bool]] = []
+    while (False, True) not in ranks:
+        for message in runtime.client.receive(0.5):
+            if isinstance(message, Snapshot):
+                ranks = [(rank.up, rank.gone) for rank in message.ranks]
+    assert ranks == [(True, False), (False, True), (True, False)]
     replies = runtime.call("pid").replies
     assert replies[1] == (True, msg.GONE)
     assert [pickle.loads(replies[rank][1]) for rank in (0, 2)] == [pids[0], pids[2]]

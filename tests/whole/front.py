@@ -122,6 +122,9 @@ class Endpoints:
 
     # As the server has the application
 
+    def include_router(self, router: Any) -> None:
+        """Nobody asks for the routes of operators."""
+
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await send({"type": "lifespan.startup.complete"})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gfdit.core import events as ev
+from gfdit.observe.snapshot import Snapshot
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import FromRuntime
 from gfdit.runtime.config import RuntimeConfig
@@ -133,6 +134,7 @@ class SimulatedPort:
         self._incarnations: dict[int, int] = {}
         self._queues: dict[tuple[Queue, int], Channel] = {}
         self._to_engine = Channel(world, LONGEST_S)
+        self._to_operators = Channel(world, 0.0)
 
     def wake(self) -> None:
         if self.strand is not None:
@@ -160,9 +162,10 @@ class SimulatedPort:
             )
 
     def tell(self, message: msg.ControlMessage) -> None:
-        self._to_engine.send(
-            self._world.link.put_control, self.config.epoch, message, counts=not isinstance(message, msg.Alive)
-        )
+        counts = not isinstance(message, (msg.Alive, Snapshot))
+        # What operators are told, and how often, is no part of what is drawn.
+        channel = self._to_operators if isinstance(message, Snapshot) else self._to_engine
+        channel.send(self._world.link.put_control, self.config.epoch, message, counts=counts)
 
     def renew(self, rank: int, config: RuntimeConfig) -> None:
         self._incarnations[rank] = config.incarnation

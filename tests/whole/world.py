@@ -24,6 +24,7 @@ from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.policy.fallback import FirstComeFirstServed
+from gfdit.observe.snapshot import Snapshot, Totals
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient, RuntimeDownError
@@ -103,6 +104,7 @@ class World:
         self._ended: list[str] = []
         self._mood = random.Random(seed)  # of the policy
         self._results: set[str] = set()
+        self._counters = Totals()
         self._completed: dict[str, float] = {}
         self._is_over = False
         self.is_closed = False
@@ -228,6 +230,8 @@ class World:
 
     def _on_message(self, message: msg.ControlMessage | msg.Result) -> None:
         match message:
+            case Snapshot():
+                self._check_counters(message)
             case cmd.StartRequest(request_id):
                 if (life := self.lives.get(request_id)) is not None:
                     if life.started:
@@ -251,6 +255,15 @@ class World:
                     self._completed[name] = self.clock()
                 else:
                     self.entrance.end(name, message)
+
+    def _check_counters(self, snapshot: Snapshot) -> None:
+        """What operators are shown never goes back, whichever control process tells it."""
+        before = self._counters.values()
+        self._counters.take(snapshot.epoch, snapshot.sums)
+        after = self._counters.values()
+        for key, numbers in before.items():
+            if any([new < old for old, new in zip(numbers, after[key], strict=True)]):
+                raise ContractError(f"{key} was {numbers} and is {after[key]}")
 
     def _end_without_result(self) -> None:
         for request_id, completed_s in list(self._completed.items()):

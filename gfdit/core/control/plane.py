@@ -136,6 +136,9 @@ class ControlPlane:
         self._runs_ahead = run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
         self._gone: set[int] = set()  # ranks that will not join again
         self._wakes = False  # the policy has asked to be asked again
+        # For operators: what has happened so far, and who wants to hear of each dispatch that went well.
+        self.num_retries = self.num_suspicions = self.num_complaints = 0
+        self.on_task_done: Callable[[DispatchRecord], None] | None = None
         self._version = 0  # of the books: another one once a policy may answer differently
         self._now_s = 0.0
         self._commands: list[cmd.Command] = []  # of the event at hand, in the order to emit them
@@ -285,7 +288,7 @@ class ControlPlane:
                     break
                 wait_s = max(1, round(self._max_queue_s))
                 message = f"no rank was free for it for {self._max_queue_s:g} s (retry after {wait_s} s)"
-                self._end(record, cmd.FailRequest(name, message, status_code=503))
+                self._end(record, cmd.FailRequest(name, message, status_code=503, waited=True))
                 any_ended = True
             self._unstarted.popleft()
         return any_ended
@@ -330,6 +333,7 @@ class ControlPlane:
             record.ending = cmd.FailRequest(record.request.id, message, status_code=503)
         else:
             record.num_retries += 1
+            self.num_retries += 1
             self.state.recover(record)
 
     def _is_to_blame(self, record: RequestRecord, dispatch: DispatchRecord) -> bool:
@@ -575,6 +579,7 @@ class ControlPlane:
 
     def _complain(self, message: str) -> None:
         """Report a fault of the policy, unless that was done lately."""
+        self.num_complaints += 1
         if (report := self._faults.report(message, self._now_s)) is not None:
             self._commands.append(report)
 
@@ -808,6 +813,8 @@ class ControlPlane:
         state.release(dispatch, DispatchState.OVER)
         if dispatch.error is None:
             self.cost.observe(batch_view(dispatch.views), dispatch.layout, dispatch.seconds, len(dispatch.tasks))
+            if self.on_task_done is not None:
+                self.on_task_done(dispatch)
         else:
             self._forget_unconfirmed(dispatch)
         failed = self._account(dispatch)
@@ -960,6 +967,7 @@ class ControlPlane:
         if rank not in self.state.ranks.present:
             return
         if rank not in self._quarantine.suspected:
+            self.num_suspicions += 1
             self.state.ranks.suspend(rank)
             probe = cmd.ProbeRank(self.state.new_id(), rank)
             self._commands.append(probe)

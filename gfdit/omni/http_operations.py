@@ -1,0 +1,67 @@
+"""What routers, autoscalers and operators ask of a server, under ``/v1/gfdit/`` and so behind its API key.
+
+- ``ready``: HTTP 200 if requests should be sent here, else 503 with the reason. ``/health`` is about the process.
+- ``load``: what there is to serve with, what is left to do, by when it is due, and what requests take.
+- ``requests``: every live request, what it is at and how much slack it has.
+
+They read what the engine in this process knows (:mod:`gfdit.observe.metrics`), so they cost the engine nothing and
+answer while it is busy. ``docs/metrics.md`` has the fields.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from gfdit.observe.metrics import SHOWN, ServerMetrics
+
+ELSEWHERE = "no engine in this process: it takes one replica per server"
+
+router = APIRouter(prefix="/v1/gfdit")
+
+
+@router.get("/ready")
+async def ready() -> JSONResponse:
+    server = SHOWN.server
+    reason = ELSEWHERE if server is None else server.why_not()
+    status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse({"ready": reason is None, "reason": reason}, status.value)
+
+
+@router.get("/load")
+async def load() -> JSONResponse:
+    return _answer(None if SHOWN.server is None else SHOWN.server.load())
+
+
+@router.get("/requests")
+async def requests() -> JSONResponse:
+    return _answer(None if SHOWN.server is None else SHOWN.server.requests())
+
+
+def _answer(found: dict[str, Any] | None) -> JSONResponse:
+    if found is None:
+        return JSONResponse({"error": ELSEWHERE}, HTTPStatus.SERVICE_UNAVAILABLE.value)
+    return JSONResponse(found)
+
+
+def add_operations(app: Any) -> None:
+    """Give ``app`` the routes, and vLLM-Omni's gauges of requests the right values."""
+    app.include_router(router)
+    if (server := SHOWN.server) is not None:
+        correct_gauges(app.state.engine_client, server)
+
+
+def correct_gauges(client: Any, server: ServerMetrics) -> None:
+    """``vllm_omni:num_requests_running`` and ``..._waiting`` at every scrape.
+
+    vLLM-Omni sets them when some request's output arrives. Those that are still preprocessed wait, too.
+    """
+    metrics = getattr(client, "prom_metrics", None)
+    running, waiting = getattr(metrics, "_running", None), getattr(metrics, "_waiting", None)
+    if running is None or waiting is None or not getattr(metrics, "_log_stats", True):
+        return
+    running.set_function(lambda: server.num_running)
+    waiting.set_function(lambda: max(0, len(client.request_states) - server.num_running))
