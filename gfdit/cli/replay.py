@@ -100,18 +100,19 @@ class LoopLag:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
+        watching = True
 
         def tick(due_s: float) -> None:
-            nonlocal timer
             self.max_s = max(self.max_s, loop.time() - due_s)
-            due_s = loop.time() + LAG_TICK_S
-            timer = loop.call_at(due_s, tick, due_s)
+            if watching:
+                due_s = loop.time() + LAG_TICK_S
+                loop.call_at(due_s, tick, due_s)
 
-        timer = loop.call_soon(tick, loop.time())
+        tick(loop.time())
         try:
             yield
         finally:
-            timer.cancel()
+            watching = False
 
 
 def replay(

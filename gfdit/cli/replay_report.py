@@ -1,7 +1,4 @@
-"""A replay as numbers: the result file of a simulation, as far as a client can know it, and what only a client can.
-
-Goodput counts the requests that were completed by their deadlines, per second (DistServe, section 2).
-"""
+"""A replay as numbers: the result file of a simulation, as far as a client can know it, and what only it can."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from gfdit.cli.replay import Outcome
 from gfdit.sim.results import served_numbers
 from gfdit.sim.simulator import Status
 
-NEGLIGIBLE_LATENESS_S = 0.005
-NEGLIGIBLE_LATENESS_RATIO = 0.01  # of the median latency
+NEGLIGIBLE_LATENESS_S = 0.01
+NEGLIGIBLE_LATENESS_RATIO = 0.05  # of the median latency
 # Metrics and units as `vllm bench serve` names them.
 METRICS = {
     "e2el": lambda outcome: outcome.finish_s - outcome.sent_s,
@@ -34,7 +31,8 @@ def summarize(
     """The result file. Raises ``ValueError`` for a replay without requests.
 
     Attainment divides by submitted requests: one that failed or was refused is a miss. Latencies are of completed
-    requests, None without any. Throughput counts completed requests from the first arrival to the last answer.
+    requests, None without any. Throughput counts completed requests from the first arrival to the last answer,
+    goodput those of them that met their deadlines.
     What only the server knows is None: ranks, how busy they were, migrations.
     """
     if not outcomes:
