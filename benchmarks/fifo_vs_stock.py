@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gfdit.cli.bench_serve import describe, replay_with_progress
+from gfdit.cli.bench_serve import in_one_line, replay_with_progress
 from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.cli.replay import Outcome, ReplayOptions
 from gfdit.cli.replay_report import summarize
@@ -120,7 +120,7 @@ def run_rounds(model: Path, folder: Path, args: argparse.Namespace) -> tuple[lis
             results = {name: measure(servers[name], name, args, number, interval_s) for name in order}
             rounds.append(results)
             for name in order:
-                print(f"round {number}, {name}: {describe(results[name].summary)}", flush=True)
+                print(f"round {number}, {name}: {in_one_line(results[name].summary)}", flush=True)
     return rounds, interval_s
 
 

@@ -82,17 +82,29 @@ def percentile_interval(values: Sequence[float], percent: float) -> tuple[float,
 
 
 def _numbers(requests: Sequence[SimulatedRequest], grace_s: float) -> dict[str, Any]:
-    latencies_s = [request.latency_s for request in requests if request.latency_s is not None]
+    return served_numbers(
+        [request.latency_s for request in requests if request.latency_s is not None],
+        num_requests=len(requests),
+        num_rejected=sum(request.status is Status.REJECTED for request in requests),
+        num_met=sum(request.met_deadline() for request in requests),
+        num_met_grace=sum(request.met_deadline(grace_s) for request in requests),
+    )
+
+
+def served_numbers(
+    latencies_s: Sequence[float], *, num_requests: int, num_rejected: int, num_met: int, num_met_grace: int
+) -> dict[str, Any]:
+    """What a result file says of requests of which those completed took ``latencies_s``, simulated or not."""
 
     def percentile(percent: float) -> float | None:
         return float(np.percentile(latencies_s, percent)) if latencies_s else None
 
     return {
-        "num_requests": len(requests),
+        "num_requests": num_requests,
         "num_completed": len(latencies_s),
-        "num_rejected": sum(request.status is Status.REJECTED for request in requests),
-        "slo_attainment": sum(request.met_deadline() for request in requests) / len(requests),
-        "slo_attainment_grace": sum(request.met_deadline(grace_s) for request in requests) / len(requests),
+        "num_rejected": num_rejected,
+        "slo_attainment": num_met / num_requests,
+        "slo_attainment_grace": num_met_grace / num_requests,
         "mean_latency_s": sum(latencies_s) / len(latencies_s) if latencies_s else None,
         "p50_latency_s": percentile(50),
         "p95_latency_s": percentile(95),

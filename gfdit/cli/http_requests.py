@@ -1,18 +1,19 @@
 """Requests of a trace as HTTP requests: images, edited images and videos, each to the endpoint that makes it.
 
-A request's prompt and seed follow from its id alone, so two servers given one trace are asked for the same
-images.
+A request's prompt and seed follow from its id alone, and the image it edits from its template's name, so two
+servers given one trace are asked for the same images.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 import random
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ IMAGES_PATH = "/v1/images/generations"
 EDITS_PATH = "/v1/images/edits"
 CHAT_PATH = "/v1/chat/completions"  # the endpoint for edits of other servers takes no parameters but its own
 VIDEOS_PATH = "/v1/videos/sync"
+VIDEO_JOBS_PATH = "/v1/videos"  # where OpenAI's own client makes videos: created, asked for, fetched
 GUIDANCE_SCALE = 4.0
 FRAMES_PER_S = 16
 TOKEN_SIDE = 16  # pixels
@@ -39,11 +41,14 @@ class Generation:
     """``arguments`` of ``httpx``'s ``post`` to ``path``; ``read`` takes the PNG or MP4 out of the answer.
 
     ``read`` raises ``ValueError``, ``KeyError``, ``IndexError`` or ``TypeError`` for an answer of another form.
+    Where ``is_job``, the answer to the post has an ``id``: ``path/id`` tells its ``status``, and once that is
+    ``completed``, ``path/id/content`` is what ``read`` reads.
     """
 
     path: str
     arguments: Mapping[str, Any]
     read: Callable[[httpx.Response], bytes]
+    is_job: bool = False
 
 
 def prompt_of(request_id: str) -> str:
@@ -62,34 +67,120 @@ def generation(
     input_image: bytes | None = None,
     mask_image: bytes | None = None,
     extra_params: Mapping[str, Any] = MappingProxyType({}),
+    model: str | None = None,
+    endpoint: str | None = None,
+    extra_body: Mapping[str, Any] = MappingProxyType({}),
 ) -> Generation:
     """How to ask for ``request``; ``input_image`` is a PNG to edit, or to begin the video with.
 
     ``mask_image`` is one that is white where to edit. ``send_slo`` tells the server deadline, class and priority,
     which only gfdit understands. ``extra_params`` are what only the model understands, and other options of gfdit.
-    An edit without images is of one that follows from its template's name, as its prompt does, with the upper rows
-    of tokens under the mask.
+    A request that names a template edits the image that follows from that name, as its prompt does, or begins its
+    video with it; one with a mask ratio has the upper rows of tokens under the mask.
+
+    ``model`` is the name that the server knows. ``endpoint`` is another path than the request's own, the end of
+    which says what form it takes. ``extra_body`` replaces fields of the body, and takes away those that are None.
+    Raises ``ValueError`` for an ``endpoint`` that ends in no known form.
     """
     extra = dict(extra_params)
     if send_slo:
         extra["gfdit"] = {**extra.get("gfdit", {}), **_slo(request)}
+    path = endpoint or _path_of(request, input_image, mask_image)
+    form_of = next((form for end, form in _FORMS.items() if path.endswith(end)), None)
+    if form_of is None:
+        raise ValueError(f"--endpoint must end in one of {', '.join(_FORMS)}, got {path}")
+    form = form_of(request, _pictures(request, input_image, mask_image), extra)
+    body = {"model": model, **form.body, **extra_body}
+    return form.to(path, {name: value for name, value in body.items() if value is not None})
+
+
+def _path_of(request: TraceRequest, input_image: bytes | None, mask_image: bytes | None) -> str:
     if request.num_frames > 1:
-        form = _video_form(request) | ({"extra_params": json.dumps(extra)} if extra else {})
-        files = {"input_reference": ("input.png", input_image, "image/png")} if input_image else None
-        return Generation(VIDEOS_PATH, {"data": form, "files": files}, _read_video)
-    if request.mask_ratio is not None:
-        input_image, mask_image = input_image or _template(request), mask_image or _mask(request)
-    if input_image is not None and mask_image is not None:
-        form = {"prompt": prompt_of(request.template or request.id), **_common(request)}
-        form["strength"] = request.strength or WHOLE_SCHEDULE
-        form |= {"extra_params": json.dumps(extra)} if extra else {}
-        images = {"image": input_image, "mask_image": mask_image}
-        files = {name: (f"{name}.png", image, "image/png") for name, image in images.items()}
-        return Generation(EDITS_PATH, {"data": form, "files": files}, _read_image)
-    if input_image is not None:
-        return Generation(CHAT_PATH, {"json": _chat_body(request, input_image, extra)}, _read_chat_image)
-    body = _image_body(request) | ({"extra_params": extra} if extra else {})
-    return Generation(IMAGES_PATH, {"json": body}, _read_image)
+        return VIDEOS_PATH
+    if request.mask_ratio is not None or request.template is not None or (input_image and mask_image):
+        return EDITS_PATH
+    return IMAGES_PATH if input_image is None else CHAT_PATH
+
+
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """PNGs: what is edited, or begins a video, and which part of it; None where there is none."""
+
+    image: bytes | None
+    mask: bytes | None
+
+
+def _pictures(request: TraceRequest, input_image: bytes | None, mask_image: bytes | None) -> _Pictures:
+    width, height = request.width, request.height
+    if input_image is None and (request.template is not None or request.mask_ratio is not None):
+        input_image = _template(request.template or request.id, width, height)
+    if mask_image is None and request.mask_ratio is not None:
+        mask_image = mask_of(width, height, request.mask_ratio)[0]
+    return _Pictures(input_image, mask_image)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The fields of a body, as JSON or, with ``files``, as a form."""
+
+    body: dict[str, Any]
+    read: Callable[[httpx.Response], bytes]
+    files: dict[str, bytes] | None = None
+    is_job: bool = False
+
+    def to(self, path: str, body: dict[str, Any]) -> Generation:
+        if self.files is None:
+            return Generation(path, {"json": body}, self.read)
+        fields = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in body.items()}
+        files = {name: (f"{name}.png", image, "image/png") for name, image in self.files.items()}
+        return Generation(path, {"data": fields, "files": files or None}, self.read, self.is_job)
+
+
+def _image(request: TraceRequest, pictures: _Pictures, extra: dict[str, Any]) -> _Form:
+    body = {"prompt": prompt_of(request.id), **_common(request), "response_format": "b64_json"}
+    return _Form(body | ({"extra_params": extra} if extra else {}), _read_image)
+
+
+def _edit(request: TraceRequest, pictures: _Pictures, extra: dict[str, Any]) -> _Form:
+    image = pictures.image or _template(request.template or request.id, request.width, request.height)
+    body = {"prompt": prompt_of(request.template or request.id), **_common(request)}
+    files = {"image": image}
+    if pictures.mask is not None:
+        files["mask_image"] = pictures.mask
+    if strength := request.strength or (None if pictures.mask is None else WHOLE_SCHEDULE):
+        body["strength"] = strength
+    return _Form(body | ({"extra_params": extra} if extra else {}), _read_image, files)
+
+
+def _video(request: TraceRequest, pictures: _Pictures, extra: dict[str, Any]) -> _Form:
+    body = {"prompt": prompt_of(request.id), "num_frames": request.num_frames, "fps": FRAMES_PER_S}
+    body |= _common(request) | ({"extra_params": extra} if extra else {})
+    return _Form(body, _read_video, {"input_reference": pictures.image} if pictures.image else {})
+
+
+def _video_job(request: TraceRequest, pictures: _Pictures, extra: dict[str, Any]) -> _Form:
+    return replace(_video(request, pictures, extra), is_job=True)
+
+
+def _chat(request: TraceRequest, pictures: _Pictures, extra: dict[str, Any]) -> _Form:
+    content: list[dict[str, Any]] = [{"type": "text", "text": prompt_of(request.id)}]
+    if pictures.image is not None:
+        url = f"data:image/png;base64,{base64.b64encode(pictures.image).decode()}"
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    extra_body = _common(request) | {"extra_args": extra}
+    body = {"messages": [{"role": "user", "content": content}], "extra_body": extra_body}
+    return _Form(body, _read_chat_image)
+
+
+_FORMS: Mapping[str, Callable[[TraceRequest, _Pictures, dict[str, Any]], _Form]] = MappingProxyType(
+    {
+        "/images/generations": _image,
+        "/images/edits": _edit,
+        "/videos/sync": _video,
+        "/videos": _video_job,
+        "/chat/completions": _chat,
+    }
+)
 
 
 def _slo(request: TraceRequest) -> dict[str, Any]:
@@ -111,37 +202,16 @@ def _common(request: TraceRequest) -> dict[str, Any]:
     return body | {"negative_prompt": "blurry", "true_cfg_scale": GUIDANCE_SCALE, "guidance_scale": GUIDANCE_SCALE}
 
 
-def _image_body(request: TraceRequest) -> dict[str, Any]:
-    return {"prompt": prompt_of(request.id), **_common(request), "response_format": "b64_json"}
-
-
-def _video_form(request: TraceRequest) -> dict[str, Any]:
-    form = {"prompt": prompt_of(request.id), "num_frames": request.num_frames, "fps": FRAMES_PER_S}
-    return form | _common(request)
-
-
-def _chat_body(request: TraceRequest, input_image: bytes, extra: dict[str, Any]) -> dict[str, Any]:
-    url = f"data:image/png;base64,{base64.b64encode(input_image).decode()}"
-    content = [
-        {"type": "text", "text": prompt_of(request.id)},
-        {"type": "image_url", "image_url": {"url": url}},
-    ]
-    extra_body = _common(request) | {"extra_args": extra}
-    return {"messages": [{"role": "user", "content": content}], "extra_body": extra_body}
-
-
-def _template(request: TraceRequest) -> bytes:
+@functools.lru_cache(maxsize=256)
+def _template(name: str, width: int, height: int) -> bytes:
     from PIL import Image
 
-    draw = random.Random(request.template)
+    draw = random.Random(name)
     corners = Image.frombytes("RGB", (2, 2), draw.randbytes(12))
-    return _png(corners.resize((request.width, request.height), Image.Resampling.BICUBIC))
+    return _png(corners.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def _mask(request: TraceRequest) -> bytes:
-    return mask_of(request.width, request.height, request.mask_ratio or 1.0)[0]
-
-
+@functools.lru_cache(maxsize=256)
 def mask_of(width: int, height: int, mask_ratio: float) -> tuple[bytes, float]:
     """A PNG that is white in about such a share of its rows of tokens, at least one, and the share."""
     from PIL import Image

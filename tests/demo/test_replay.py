@@ -58,9 +58,8 @@ def test_nobody_waits_longer_than_for_the_arrival(
         waits_s.append(seconds)
 
     clock = SimpleNamespace(monotonic=lambda: 100.0)
-    loop = SimpleNamespace(run=asyncio.run, gather=asyncio.gather, sleep=sleep)
     monkeypatch.setattr("gfdit.cli.replay.time", clock)
-    monkeypatch.setattr("gfdit.cli.replay.asyncio", loop)
+    monkeypatch.setattr("gfdit.cli.replay.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     trace = [trace_request("r0", 3.0), trace_request("r1", 7000.0)]
     assert all(outcome.completed for outcome in replay(trace, ReplayOptions(fake_server.base_url)))
     assert waits_s == pytest.approx([3.0, 7000.0])
