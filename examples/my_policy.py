@@ -5,7 +5,7 @@ Try it: gfdit serve MODEL --ranks 4 --policy examples/my_policy.py:OldestWidest 
 
 from dataclasses import dataclass
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, SchedulerView
+from gfdit.core import Decision, Dispatch, FreeRanks, SchedulerView
 from gfdit.core.layouts import widest
 
 
@@ -18,9 +18,11 @@ class OldestWidest:
     run_ahead = True
 
     def schedule(self, view: SchedulerView) -> Decision:
-        free, dispatches = list(view.free_ranks), []
+        free, dispatches = FreeRanks.of(view.ranks), []
         for task in view.ready:  # oldest request first
-            if spec := widest(view.cost.candidates(task), min(len(free), self.max_ranks)):
-                dispatches.append(Dispatch((task.id,), ExecutionLayout(tuple(free[: spec.size]), spec)))
-                del free[: spec.size]
+            most = min(free.count(task.model), self.max_ranks)
+            if spec := widest(view.cost.candidates(task), most):
+                last = view.requests[task.request_id].last_layout  # its ranks hold what the task needs
+                if layout := free.take(spec, task.model, last):
+                    dispatches.append(Dispatch((task.id,), layout))
         return Decision(tuple(dispatches))

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import groupby
 
+from gfdit.core.policy.ranks import RankCounts
 from gfdit.policies._allocation import Degree
 from gfdit.policies._batches import join
 from gfdit.policies._jobs import Job
 from gfdit.policies._knapsack import pack
-from gfdit.policies._ranks import RankCounts
 
 Plan = dict[str, tuple[Job, Degree]]
 """What runs in a round, and how, by request."""

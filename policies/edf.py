@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskView
-from gfdit.policies._ranks import FreeRanks
+from gfdit.core.policy.ranks import FreeRanks
 
 
 @dataclass

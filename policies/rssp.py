@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, RequestView, SchedulerView
 from gfdit.core.layouts import widest
 from gfdit.core.policy.estimates import Estimates
-from gfdit.policies._ranks import FreeRanks
+from gfdit.core.policy.ranks import FreeRanks
 
 
 @dataclass

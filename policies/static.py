@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gfdit.core import Decision, Dispatch, RequestView, SchedulerView
 from gfdit.core.layouts import widest
-from gfdit.policies._ranks import FreeRanks
+from gfdit.core.policy.ranks import FreeRanks
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, SchedulerView, TaskKind, TaskView
+from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._allocation import ROUNDING_S
 from gfdit.policies._jobs import Jobs
-from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._round import Plan, fill, rescue, scale_up, share_steps
 from gfdit.policies._wide import fastest
 

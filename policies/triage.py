@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
+from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects
-from gfdit.policies._ranks import FreeRanks, RankCounts
 from gfdit.policies._wide import useful_times
 
 FILLING = 0.7
@@ -61,11 +61,11 @@ class Triage:
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
        more of them share a step than their part of all that is there.
 
-    Nobody starves. Let ``L`` be the longest time from arrival to end under first come, first served on single ranks,
-    since the system was last empty. Who has waited for ``patience * L`` goes before all others, the oldest first and
-    as narrow as possible, so that no latency exceeds ``(patience + 1) * L``, the request's own time on one rank and
-    one step of another. Deadlines and patience pull in opposite directions: less patience means lower latest
-    latencies, and deadlines missed that the same ranks would have met.
+    Nobody starves. Let ``L`` be the longest time from arrival to end under first come, first served on single
+    ranks, since the system was last empty. Who has waited for ``patience * L`` goes before all others, the oldest
+    first and as narrow as possible, so that no latency exceeds ``(patience + 1) * L``, the request's own time on
+    one rank and one step of another. Deadlines and patience pull in opposite directions: less patience means lower
+    latest latencies, and deadlines missed that the same ranks would have met.
 
     ``objective`` ``deadlines`` is all of this; a request of priority ``p`` weighs ``2 ** p``. The others ignore
     deadlines: ``latency`` lowers the mean latency, ``weighted`` the mean by those weights, ``throughput`` the

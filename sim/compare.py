@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gfdit.core import Policy
 from gfdit.core.cost.file import CostTable
+from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
+from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
 from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
+from gfdit.sim.work import narrowest_rank_s
 from gfdit.sim.workflow_source import WorkflowSource
 
+HANG_S = 10.0
 NAMED = 5  # requests named in a complaint; more are counted
 
 T = TypeVar("T")
@@ -69,12 +78,49 @@ def simulate(job: Job, timeline: Path | None = None) -> Outcome:
     """Raises ``ValueError`` for a policy that cannot be loaded or a trace that cannot be served."""
     graphs = None if job.workflows is None else job.workflows.graphs(job.options.num_ranks)
     simulator = Simulator(job.policy.load(), job.table, job.trace, job.options, graphs)
-    if timeline is None:
-        done = simulator.run()
-    else:
-        with TimelineWriter(timeline, job.options.num_ranks, base_s=0.0) as writer:
-            done = simulator.run(writer)
-    return Outcome(summarize(done, grace_s=job.grace_s), _complaint(done))
+    with _told_where_it_hangs(simulator, job.policy.label):
+        if timeline is None:
+            done = simulator.run()
+        else:
+            with TimelineWriter(timeline, job.options.num_ranks, base_s=0.0) as writer:
+                done = simulator.run(writer)
+    return Outcome(summarize(done, grace_s=job.grace_s, narrowest_rank_s=_narrowest_rank_s(job)), _complaint(done))
+
+
+@contextmanager
+def _told_where_it_hangs(simulator: Simulator, policy: str) -> Iterator[None]:
+    """A line on stderr, once, if nothing happens for :data:`HANG_S` seconds: a policy that loops has no end."""
+    ended, thread = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        seen = -1
+        while not ended.wait(HANG_S):
+            if simulator.num_happened == seen:
+                stack = traceback.extract_stack(sys._current_frames().get(thread))
+                asked = next((index for index, frame in enumerate(stack) if frame.name == "schedule"), -1)
+                frame = [frame for frame in stack[asked:] if frame.filename == stack[asked].filename][-1]
+                print(
+                    f"policy {policy!r} has not answered for {HANG_S:g} s, at {simulator.now_s:.3f} s of the "
+                    f"trace; it is at {frame.filename}:{frame.lineno}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return
+            seen = simulator.num_happened
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _narrowest_rank_s(job: Job) -> dict[str, float] | None:
+    """None where a trace does not say how long tasks take: of workflows, and of edits under masks."""
+    if job.workflows is not None or job.options.edits is not None:
+        return None
+    cost = TableCostModel(job.table)
+    return narrowest_rank_s(job.trace, cost, GraphBuilder(cost, job.options.num_ranks))
 
 
 def simulate_spans(job: Job) -> tuple[Outcome, list[Span]]:
@@ -99,7 +145,9 @@ def in_processes(
     if num_processes <= 1 or len(items) <= 1:
         return list(_one_by_one(call, items, on_done))
     spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_processes, len(items)), mp_context=spawning) as pool:
+    # Ctrl-C is for this process to tell of: the others end without a word.
+    own = (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(min(num_processes, len(items)), spawning, signal.signal, own) as pool:
         futures = [pool.submit(call, item) for item in items]
         try:
             for future in as_completed(futures):

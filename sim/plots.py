@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gfdit.observe.timeline import Span
+from gfdit.sim.plan import Answer, Requirement
 from gfdit.sim.sweep import BOUND, Point, Sweep
 from gfdit.sim.timeline_plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
 from gfdit.sim.trace import TraceRequest
@@ -34,6 +35,7 @@ _AXIS_LABELS = MappingProxyType(
         "load": "load / capacity",
         "per_min": "requests a minute",
         "slo_scale": "SLO scale (deadlines multiplied by it)",
+        "num_ranks": "ranks",
     }
 )
 
@@ -85,6 +87,36 @@ def plot_trade_off(
     _finish(axes, "", x_label)
     axes.set_ylabel(y_label, fontsize=9)
     _legend(figure, axes)
+    figure.savefig(path, format="png")
+
+
+def plot_plan(answers: Sequence[Answer], requirements: Sequence[Requirement], path: str | Path) -> None:
+    """Write a PNG: a panel per requirement, mean and bound against ranks, target and answer marked."""
+    from matplotlib.ticker import FixedLocator, ScalarFormatter
+
+    figure, all_axes = _figure(len(requirements), share_y=False)
+    for number, (axes, requirement) in enumerate(zip(all_axes, requirements, strict=True)):
+        scale = 100 if requirement.kind == "attainment" else 1
+        for index, answer in enumerate(answers):
+            colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+            tried = list(answer.verdicts.values())
+            ranks = [verdict.num_ranks for verdict in tried]
+            means = [scale * verdict.means[number] for verdict in tried]
+            bounds = [scale * verdict.bounds[number] for verdict in tried]
+            axes.plot(ranks, means, color=colour, marker=marker, ms=4.5, lw=1.5, label=answer.policy)
+            axes.plot(ranks, bounds, color=colour, lw=1.0, ls=":")
+            if answer.num_ranks is not None:
+                axes.axvline(answer.num_ranks, color=colour, lw=0.8, alpha=0.5)
+        axes.axhline(scale * requirement.limit, color="#555555", ls="--", lw=1.2)
+        _finish(axes, f"target: {requirement}", "ranks (dotted: the bound that has to hold)")
+        axes.set_ylabel("requests in time, %" if scale == 100 else "latency, s", fontsize=9)
+        axes.set_xscale("log", base=2)  # the search doubles
+        most = max(ranks for answer in answers for ranks in answer.verdicts)
+        axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(most.bit_length() + 1)]))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        if scale == 100:
+            axes.set_ylim(0, 102)
+    _legend(figure, all_axes[0])
     figure.savefig(path, format="png")
 
 
@@ -163,20 +195,19 @@ def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, i
     found = [
         (getattr(point, sweep.axis), sweep.estimate(point, policy, "slo_attainment_grace")) for point in points
     ]
-    rows = [(at or 0.0, 100 * value.mean, 100 * (value.ci95 or 0.0)) for at, value in found if value is not None]
-    x, mean, half_width = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    rows = [(at or 0.0, 100 * e.mean, 100 * e.low, 100 * e.high) for at, e in found if e is not None]
+    x, mean, low, high = (np.array(column) for column in zip(*sorted(rows), strict=True))
     if policy == BOUND:
         axes.plot(x, mean, color="#555555", ls="--", lw=1.4, label=policy, zorder=1)
         return
     colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
     # Side by side, so that intervals at one load do not hide each other.
     x = x + (index - (len(sweep.policies) - 1) / 2) * DODGE * (x.max() - x.min())
-    ends = np.clip([mean - half_width, mean + half_width], 0, 100)
-    axes.vlines(x, ends[0], ends[1], color=colour, lw=1.1, alpha=0.75, zorder=2)
+    axes.vlines(x, low, high, color=colour, lw=1.1, alpha=0.75, zorder=2)
     axes.plot(x, mean, color=colour, marker=marker, ms=4.5, lw=1.5, label=policy, zorder=3)
 
 
-def _figure(num_panels: int) -> tuple[Figure, list[Any]]:
+def _figure(num_panels: int, *, share_y: bool = True) -> tuple[Figure, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -185,7 +216,7 @@ def _figure(num_panels: int) -> tuple[Figure, list[Any]]:
     size = (columns * PANEL_WIDTH_IN + 0.4, rows * PANEL_HEIGHT_IN + 0.6)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False).flatten()
     for spare in grid[num_panels:]:
         spare.remove()
     return figure, list(grid[:num_panels])

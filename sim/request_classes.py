@@ -20,7 +20,10 @@ VIDEO_FACTORS = (2.0, 2.5, 3.5)
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """``service_s`` is the time alone on one rank, ``deadline_s`` counts from arrival."""
+    """``service_s`` is the time alone on one rank, ``deadline_s`` counts from arrival.
+
+    ``share`` is that of its model and number of steps among requests of its size.
+    """
 
     name: str
     model: str
@@ -29,6 +32,7 @@ class RequestClass:
     cfg: bool
     service_s: float
     deadline_s: float
+    share: float = 1.0
 
 
 def request_classes(
@@ -53,21 +57,16 @@ def request_classes(
         raise ValueError(f"the SLO scale must be a positive number, got {slo_scale}")
     if sides and deadline_factors:
         raise ValueError("deadline factors are for small, medium and large requests; this workload has deadlines")
-    model = _only_model(cost, model)
-    entries = [e for e in cost.table.entries if (e.model, e.task) == (model, TaskKind.DENOISE)]
-    cfg = any(entry.cfg for entry in entries)
-    alone = {e.shape for e in entries if e.parallel == SINGLE and e.batch == 1 and e.cfg == cfg}
-    shapes = sorted(alone, key=lambda shape: (shape.num_tokens, shape.height, shape.width))
-    if not shapes:
-        raise ValueError(f"the cost table has no time of a denoising step of {model!r} on one rank")
-    named = {str(side): Shape(side, side) for side in sides}
-    named = named or dict(zip(SIZES, (shapes[0], shapes[len(shapes) // 2], shapes[-1]), strict=True))
+    model = only_model(cost, model)
+    cfg = is_guided(cost, model)
+    shapes = standard_shapes(cost, model)
+    named = {str(side): Shape(side, side) for side in sides} or dict(zip(SIZES, shapes, strict=True))
     graphs = GraphBuilder(cost, num_ranks=1)
     services_s = [
         graphs.service_s(Request(name, model, shape, num_steps, 0.0, cfg=cfg)) for name, shape in named.items()
     ]
     if not sides:
-        factors = _factors(deadline_factors, shapes[-1])
+        factors = standard_factors(shapes) if deadline_factors is None else _checked(deadline_factors)
         deadlines_s = [factor * service_s for factor, service_s in zip(factors, services_s, strict=True)]
     return tuple(
         RequestClass(name, model, shape, num_steps, cfg, service_s, deadline_s * slo_scale)
@@ -75,15 +74,42 @@ def request_classes(
     )
 
 
-def _factors(given: Sequence[float] | None, largest: Shape) -> Sequence[float]:
-    factors = given or (IMAGE_FACTORS if largest.num_frames == 1 else VIDEO_FACTORS)
+def standard_shapes(cost: TableCostModel, model: str) -> tuple[Shape, Shape, Shape]:
+    """The smallest, the middle and the largest that the table has for ``model`` on one rank.
+
+    Raises ``ValueError`` if it has none.
+    """
+    cfg = is_guided(cost, model)
+    entries = [e for e in cost.table.entries if (e.model, e.task, e.cfg) == (model, TaskKind.DENOISE, cfg)]
+    alone = {e.shape for e in entries if e.parallel == SINGLE and e.batch == 1}
+    shapes = sorted(alone, key=lambda shape: (shape.num_tokens, shape.height, shape.width))
+    if not shapes:
+        raise ValueError(f"the cost table has no time of a denoising step of {model!r} on one rank")
+    return shapes[0], shapes[len(shapes) // 2], shapes[-1]
+
+
+def standard_factors(shapes: Sequence[Shape]) -> tuple[float, ...]:
+    return IMAGE_FACTORS if shapes[-1].num_frames == 1 else VIDEO_FACTORS
+
+
+def is_guided(cost: TableCostModel, model: str) -> bool:
+    """Whether the table has times of ``model`` with guidance, which its requests then have."""
+    return any(e.cfg for e in cost.table.entries if (e.model, e.task) == (model, TaskKind.DENOISE))
+
+
+def _checked(factors: Sequence[float]) -> Sequence[float]:
     if len(factors) != len(SIZES) or not all(math.isfinite(factor) and factor > 0 for factor in factors):
         raise ValueError(f"deadline factors must be {len(SIZES)} positive numbers, got {list(factors)}")
     return factors
 
 
-def _only_model(cost: TableCostModel, model: str | None) -> str:
-    models = list(dict.fromkeys(entry.model for entry in cost.table.entries))
+def known_models(cost: TableCostModel) -> list[str]:
+    return list(dict.fromkeys(entry.model for entry in cost.table.entries))
+
+
+def only_model(cost: TableCostModel, model: str | None) -> str:
+    """``model``, or the only one that has costs. Raises ``ValueError`` if it has none, or several do."""
+    models = known_models(cost)
     if model is None and len(models) == 1:
         return models[0]
     if model not in models:

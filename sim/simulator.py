@@ -180,6 +180,15 @@ class Simulator:
         assert starved or self._control.idle, "something is left that no request needs"
         return self._result
 
+    @property
+    def num_happened(self) -> int:
+        """How far it is; may be read from another thread."""
+        return self._num_queued - len(self._queue)
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
     def _happen_next(self) -> None:
         self._now_s, _, happen, what = heapq.heappop(self._queue)
         happen(what)

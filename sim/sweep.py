@@ -1,4 +1,4 @@
-"""Policies x workloads x loads x SLO scales x seeds: every combination simulated, means over seeds."""
+"""Policies x workloads x loads x SLO scales x ranks x seeds: every combination simulated, means over seeds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,14 +18,15 @@ from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
 from gfdit.sim.estimates import Estimate, estimate
 from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.options import SimulationOptions
-from gfdit.sim.trace import TraceRequest
+from gfdit.sim.trace import TraceRequest, read_trace
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 
 VERSION = 1
 BOUND = "upper bound"
 """Takes the place of a policy's name."""
 
-AXES = ("load", "per_min", "slo_scale")
+AXES = ("load", "per_min", "slo_scale", "num_ranks")
+SHARES = ("slo_attainment", "slo_attainment_grace", "rank_busy_ratio", "rank_widening_ratio")
 METRICS = (
     "slo_attainment",
     "slo_attainment_grace",
@@ -34,30 +36,36 @@ METRICS = (
     "p99_latency_s",
     "throughput_rps",
     "rank_busy_ratio",
+    "rank_widening_ratio",
     "rank_s_per_request",
     "num_completed",
     "num_rejected",
     "migrations",
 )
+#: Those that a class has, too.
+CLASS_METRICS = tuple(name for name in METRICS if name.partition("_")[0] in ("slo", "mean", "p50", "p95", "p99"))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """What is offered: a workload at a load, or at so many requests a minute, or (neither) at its own rates.
 
-    ``slo_scale`` multiplies the deadlines.
+    ``workload`` may be the path of a trace. ``slo_scale`` multiplies the deadlines. ``num_ranks`` None is as many
+    as the options say.
     """
 
     workload: str
     load: float | None = None
     per_min: float | None = None
     slo_scale: float = 1.0
+    num_ranks: int | None = None
 
     def __str__(self) -> str:
         parts = [self.workload]
         parts += [] if self.load is None else [f"load {self.load:g}"]
         parts += [] if self.per_min is None else [f"{self.per_min:g} a minute"]
         parts += [] if self.slo_scale == 1 else [f"SLO scale {self.slo_scale:g}"]
+        parts += [] if self.num_ranks is None else [f"{self.num_ranks} ranks"]
         return ", ".join(parts)
 
 
@@ -65,7 +73,9 @@ class Point:
 class Grid:
     """All combinations of the tuples. ``num_steps`` None is the workload's own number of denoising steps.
 
-    ``duration_s`` cuts or repeats the workload. ``bound`` adds the upper bound on attainment to every trace.
+    ``duration_s`` and ``num_requests`` cut or repeat a workload, ``cv`` and ``deadline_factors`` change it.
+    ``traces`` are files, simulated once each, as they are but for the SLO scale. ``bound`` adds the upper bound on
+    attainment to every trace.
     """
 
     table: CostTable
@@ -81,6 +91,11 @@ class Grid:
     num_steps: int | None = None
     duration_s: float | None = None
     bound: bool = False
+    num_ranks: tuple[int | None, ...] = (None,)
+    traces: tuple[str, ...] = ()
+    num_requests: int | None = None
+    cv: float | None = None
+    deadline_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.workloads if name not in PATTERNS and name not in EDITS]:
@@ -92,26 +107,48 @@ class Grid:
             check_bounded(self.options)
 
     def points(self) -> list[Point]:
-        return [Point(*values) for values in product(self.workloads, self.loads, self.per_min, self.slo_scales)]
+        offered = list(product(self.workloads, self.loads, self.per_min))
+        offered += [(path, None, None) for path in self.traces]
+        return [Point(*offer, *how) for offer, how in product(offered, product(self.slo_scales, self.num_ranks))]
+
+    def cases(self) -> list[tuple[Point, int]]:
+        """Points and seeds; a trace from a file has a single one."""
+        return [
+            (point, seed)
+            for point in self.points()
+            for seed in (self.seeds[:1] if point.workload in self.traces else self.seeds)
+        ]
+
+    def options_at(self, point: Point) -> SimulationOptions:
+        return self.options if point.num_ranks is None else replace(self.options, num_ranks=point.num_ranks)
 
     def trace(self, point: Point, seed: int) -> tuple[TraceRequest, ...]:
-        """Raises what ``workload_classes``, ``generate`` and ``generate_edits`` raise."""
+        """Raises what ``workload_classes``, ``generate``, ``generate_edits`` and ``read_trace`` raise."""
+        if point.workload in self.traces:
+            return tuple(_scaled(request, point.slo_scale) for request in read_trace(Path(point.workload)))
         cost = TableCostModel(self.table)
         if point.workload in EDITS:
             return self._edits(point, seed, cost)
         workload = PATTERNS[point.workload]
         classes = workload_classes(
-            workload, cost, model=self.model, num_steps=self.num_steps, slo_scale=point.slo_scale
+            workload,
+            cost,
+            model=self.model,
+            num_steps=self.num_steps,
+            deadline_factors=self.deadline_factors,
+            slo_scale=point.slo_scale,
         )
         return tuple(
             generate(
                 workload,
                 classes,
-                num_ranks=self.options.num_ranks,
+                num_ranks=self.options_at(point).num_ranks,
                 seed=seed,
                 load=point.load,
                 per_min=point.per_min,
+                cv=self.cv,
                 duration_s=self.duration_s,
+                num_requests=self.num_requests,
             )
         )
 
@@ -120,7 +157,7 @@ class Grid:
         edits = generate_edits(
             EDITS[point.workload],
             times,
-            num_ranks=self.options.num_ranks,
+            num_ranks=self.options_at(point).num_ranks,
             seed=seed,
             load=point.load,
             per_min=point.per_min,
@@ -130,7 +167,7 @@ class Grid:
         return tuple(edits)
 
     def job(self, point: Point, seed: int, policy: PolicyChoice) -> Job:
-        return Job(policy, self.trace(point, seed), self.table, self.options, self.grace_s)
+        return Job(policy, self.trace(point, seed), self.table, self.options_at(point), self.grace_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +200,12 @@ class Sweep:
         return list(dict.fromkeys(cell.point for cell in self.cells))
 
     @property
+    def classes(self) -> list[str]:
+        """Of all requests, if there is more than one."""
+        found = sorted({name for cell in self.cells for name in cell.numbers.get("per_class", ())})
+        return found if len(found) > 1 else []
+
+    @property
     def axis(self) -> str:
         """The field of the points with most values: what a picture or a table has along its horizontal axis."""
         return max(AXES, key=lambda name: len({getattr(point, name) for point in self.points}))
@@ -189,7 +232,9 @@ class Sweep:
     def estimate(self, point: Point, policy: str, metric: str) -> Estimate | None:
         """Mean over the seeds that have the metric; None if none has."""
         values = [value for value in self.values(point, policy, metric) if value is not None]
-        return estimate(values) if values else None
+        if not values:
+            return None
+        return estimate(values, least=0, most=1) if metric.rpartition(".")[2] in SHARES else estimate(values)
 
     def mean(self, point: Point, policy: str, metric: str) -> float:
         """Raises ``ValueError`` if no seed has the metric."""
@@ -220,7 +265,7 @@ class Sweep:
                 **asdict(point),
                 "policy": policy,
                 "num_seeds": len(self.values(point, policy, "num_requests")),
-                **{metric: asdict(value) for metric, value in found.items() if value is not None},
+                **{metric: value.as_json() for metric, value in found.items() if value is not None},
             }
 
 
@@ -228,7 +273,7 @@ def run_sweep(grid: Grid, *, num_processes: int = 1, on_done: Callable[[], objec
     """Raises ``ValueError`` for a policy that cannot be loaded or a workload that the table cannot serve."""
     cases = [
         (point, seed, policy)
-        for point, seed in product(grid.points(), grid.seeds)
+        for point, seed in grid.cases()
         for policy in (*grid.policies, *([None] if grid.bound else []))
     ]
     cells = in_processes(partial(_cell, grid), cases, num_processes=num_processes, on_done=on_done)
@@ -236,13 +281,13 @@ def run_sweep(grid: Grid, *, num_processes: int = 1, on_done: Callable[[], objec
 
 
 def num_cases(grid: Grid) -> int:
-    return len(grid.points()) * len(grid.seeds) * (len(grid.policies) + grid.bound)
+    return len(grid.cases()) * (len(grid.policies) + grid.bound)
 
 
 def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | None]) -> Cell:
     point, seed, policy = case
     if policy is None:
-        return Cell(point, seed, BOUND, _bound_numbers(grid, grid.trace(point, seed)))
+        return Cell(point, seed, BOUND, _bound_numbers(grid, point, grid.trace(point, seed)))
     outcome = simulate(grid.job(point, seed, policy))
     numbers = {key: value for key, value in outcome.result.items() if key not in ("policy", "ranks", "requests")}
     latencies_s = [request["latency_s"] for request in outcome.result["requests"]]
@@ -251,11 +296,17 @@ def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | None]) -> Cell:
     return Cell(point, seed, policy.label, numbers, outcome.complaint)
 
 
-def _bound_numbers(grid: Grid, trace: Sequence[TraceRequest]) -> dict[str, Any]:
-    bound = partial(attainment_bound, trace, grid.table, num_ranks=grid.options.num_ranks)
+def _bound_numbers(grid: Grid, point: Point, trace: Sequence[TraceRequest]) -> dict[str, Any]:
+    bound = partial(attainment_bound, trace, grid.table, num_ranks=grid.options_at(point).num_ranks)
     in_time = bound().attainment
     with_grace = bound(grace_s=grid.grace_s).attainment if grid.grace_s else in_time
     return {"num_requests": len(trace), "slo_attainment": in_time, "slo_attainment_grace": with_grace}
+
+
+def _scaled(request: TraceRequest, slo_scale: float) -> TraceRequest:
+    if request.deadline_s is None or slo_scale == 1:
+        return request
+    return replace(request, deadline_s=request.deadline_s * slo_scale)
 
 
 def _lookup(numbers: dict[str, Any], metric: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gfdit.core.cost.file import CostTable
 from gfdit.core.json_fields import JsonFields, parse_json
 from gfdit.core.tasks import Request, Shape
 
@@ -109,3 +110,27 @@ def _read_request(fields: JsonFields) -> TraceRequest:
             raise fields.error(name, f"must be at most 1, got {value}")
     fields.end()
     return request
+
+
+FAR = 2.0  # times the most, or the fewest, tokens that were measured
+
+
+def far_outside(trace: Iterable[TraceRequest], table: CostTable) -> str | None:
+    """A line on the first request whose size is far from all that ``table`` has of its model; None if none is."""
+    sizes: dict[str, list[Shape]] = {}
+    for entry in table.entries:
+        sizes.setdefault(entry.model, []).append(entry.shape)
+    ends = {
+        model: (min(shapes, key=lambda s: s.num_tokens), max(shapes, key=lambda s: s.num_tokens))
+        for model, shapes in sizes.items()
+    }
+    far = []
+    for line in trace:
+        shape = Shape(line.height, line.width, line.num_frames)
+        least, most = ends.get(line.model, (shape, shape))
+        if shape.num_tokens > FAR * most.num_tokens or FAR * shape.num_tokens < least.num_tokens:
+            far.append(f"request {line.id} is {shape}, the costs of {line.model} are of {least} to {most}")
+    if not far:
+        return None
+    others = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
+    return f"{far[0]}{others}: what it takes is extrapolated"

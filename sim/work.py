@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gfdit.core import ExecutionLayout, Request, TaskView, UnknownCostError
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.graphs import GraphBuilder
+from gfdit.sim.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,31 @@ def parts_of(request: Request, graphs: GraphBuilder, cost: TableCostModel) -> tu
         modes = efficient(modes_of(TaskView.of(request, task), batches, cost))
         parts[modes] = parts.get(modes, 0) + 1
     return tuple(Part(count, modes) for modes, count in parts.items())
+
+
+def narrowest_rank_s(
+    trace: Iterable[TraceRequest], cost: TableCostModel, graphs: GraphBuilder
+) -> dict[str, float]:
+    """By request, rank-seconds of all its tasks one by one, each at its narrowest degree.
+
+    Raises ``ValueError`` for a request that cannot be served.
+    """
+    known: dict[tuple[object, ...], float] = {}
+    found = {}
+    for line in trace:
+        request = line.request()
+        key = (request.model, request.shape, request.cfg, request.num_steps)
+        if key not in known:
+            known[key] = sum(
+                _narrowest_s(TaskView.of(request, task), cost) for task in graphs.build(request).tasks
+            )
+        found[line.id] = known[key]
+    return found
+
+
+def _narrowest_s(task: TaskView, cost: TableCostModel) -> float:
+    spec = cost.candidates(task)[0]
+    return spec.size * cost.task_s(task, ExecutionLayout(tuple(range(spec.size)), spec))
 
 
 def modes_of(task: TaskView, batches: Sequence[int], cost: TableCostModel) -> list[Mode]:

@@ -4,6 +4,9 @@ A workload is a list of phases, each with a rate and a mix of request classes. T
 (paper, section 6) and of ``poisson`` and ``gamma`` only matter relative to each other: they are scaled so that
 the time its requests would take on one rank each is the wanted share of what the ranks have to give. The
 TetriServe mixes (paper, section 6.1) have a rate of their own, 12 requests a minute.
+
+``production-images`` imitates the log of a service, by :mod:`gfdit.sim.sessions` and ``tools/fit_arrivals.py``. It
+is so bursty that no trace has the expected load: time is squeezed to the load of each, as with a log itself.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim.arrivals import arrival_times, pick
+from gfdit.sim.arrivals import Pace, arrival_times, pick
 from gfdit.sim.request_classes import DEFAULT_STEPS, RequestClass, request_classes
+from gfdit.sim.sessions import Sessions
+from gfdit.sim.shares import Shares
 from gfdit.sim.trace import TraceRequest
 
 __all__ = [
@@ -50,7 +55,9 @@ class Workload:
     """``cv`` is the coefficient of variation of the gaps between arrivals; 1 is Poisson.
 
     Without ``sides`` the classes are small, medium and large shapes of the cost table. With ``sides`` they are
-    square images of so many pixels, with deadlines in seconds.
+    square images of so many pixels, with deadlines in seconds. ``steps`` are shares of numbers of denoising steps;
+    without, all have ``num_steps``. With ``sessions`` there is one phase, whose mix alone counts, and without a
+    duration or a number of requests there are ``num_requests``.
     """
 
     phases: tuple[Phase, ...]
@@ -58,11 +65,14 @@ class Workload:
     sides: tuple[int, ...] = ()
     deadlines_s: tuple[float, ...] = ()
     num_steps: int = DEFAULT_STEPS
+    steps: tuple[tuple[int, float], ...] = ()
+    sessions: Sessions | None = None
+    num_requests: int | None = None
 
     @property
     def has_rate(self) -> bool:
-        """Its rates are those of an evaluation; others only matter relative to each other."""
-        return bool(self.sides)
+        """Its rates are those of an evaluation or a log; others only matter relative to each other."""
+        return bool(self.sides) or self.sessions is not None
 
     @property
     def duration_s(self) -> float:
@@ -94,6 +104,25 @@ def _tetriserve(skew: float) -> Workload:
     shares = tuple(math.exp(skew * (side / sides[-1]) ** 2) for side in sides)
     return Workload((Phase(1500, 12.0, shares),), sides=sides, deadlines_s=(1.5, 2.0, 3.0, 5.0), num_steps=20)
 
+
+GENTD26 = Sessions(
+    per_hour=6.21,
+    rate_sigma=1.9,
+    rate_memory_s=6 * 3600.0,
+    size_shape=3.07,
+    size_scale=6.63,
+    gap_s=66.0,
+    gap_sigma=0.8,
+    script_share=0.0029,
+    script_size=67.8,
+    script_gap_s=1.24,
+    script_gap_sigma=1.46,
+)
+"""Fitted to text-to-image requests 0 to 2,999 and 22,000 on of Alibaba's log GenTD26, in order of time."""
+GENTD26_STEPS = (
+    *((30, 0.919), (40, 0.046), (50, 0.016), (28, 0.004)),
+    *((25, 0.003), (100, 0.002), (35, 0.002)),
+)
 
 PATTERNS: Mapping[str, Workload] = MappingProxyType(
     {
@@ -133,6 +162,12 @@ PATTERNS: Mapping[str, Workload] = MappingProxyType(
         ),
         "poisson": Workload((Phase(600, 1.0, _EVEN),)),
         "gamma": Workload((Phase(600, 1.0, _EVEN),), cv=2.0),
+        "production-images": Workload(
+            (Phase(600, 1.0, (0.3, 0.5, 0.2)),),  # the log has no sizes: most images are of the middle one
+            sessions=GENTD26,
+            steps=GENTD26_STEPS,
+            num_requests=400,
+        ),
         "tetriserve-uniform": _tetriserve(skew=0.0),
         "tetriserve-skewed": _tetriserve(skew=1.0),
     }
@@ -144,22 +179,40 @@ def workload_classes(
     cost: TableCostModel,
     *,
     model: str | None = None,
+    models: Shares[str] | None = None,
     num_steps: int | None = None,
     deadline_factors: Sequence[float] | None = None,
     slo_scale: float = 1.0,
 ) -> tuple[RequestClass, ...]:
-    """The classes of ``workload`` for ``model``; its own number of steps unless given; deadlines x ``slo_scale``.
+    """The classes of ``workload``, of one model or several; its own steps unless given; deadlines x ``slo_scale``.
 
-    Raises what :func:`request_classes` raises.
+    They are in rounds as long as a phase's mix: all sizes of one model and number of steps, then of the next.
+    ``models`` are shares of requests, and their classes are named by them; without, all is of ``model``, or of the
+    only one. Raises what :func:`request_classes` raises.
     """
-    return request_classes(
-        cost,
-        model=model,
-        num_steps=workload.num_steps if num_steps is None else num_steps,
-        deadline_factors=deadline_factors,
-        sides=workload.sides,
-        deadlines_s=workload.deadlines_s,
-        slo_scale=slo_scale,
+    steps = workload.steps or ((workload.num_steps, 1.0),)
+    if num_steps is not None:
+        steps = ((num_steps, 1.0),)
+    of_models: Sequence[tuple[str | None, float]] = [(model, 1.0)]
+    if models is not None:
+        of_models = list(zip(models.values, models.weights, strict=True))
+    return tuple(
+        replace(
+            kind,
+            name=f"{kind.model}/{kind.name}" if len(of_models) > 1 else kind.name,
+            share=model_share * steps_share,
+        )
+        for one, model_share in of_models
+        for number, steps_share in steps
+        for kind in request_classes(
+            cost,
+            model=one,
+            num_steps=number,
+            deadline_factors=deadline_factors,
+            sides=workload.sides,
+            deadlines_s=workload.deadlines_s,
+            slo_scale=slo_scale,
+        )
     )
 
 
@@ -181,8 +234,17 @@ def generate(
     the rates are the workload's own. The trace is one turn of the phases, or as long as ``duration_s`` or
     ``num_requests`` say, the phases repeating. Raises ``ValueError`` naming what is out of range, and if nothing
     arrives.
+
+    A workload of sessions has exactly that load, or rate, from its first arrival to its last.
     """
     _check_range(num_ranks=num_ranks, load=load, per_min=per_min, duration_s=duration_s, num_requests=num_requests)
+    if workload.sessions is not None:
+        if cv is not None:
+            raise ValueError("this workload has gaps as in a log, and no coefficient of variation to choose")
+        pace = Pace(load=load, num_ranks=num_ranks, per_min=per_min)
+        return _in_sessions(
+            workload, workload.sessions, classes, pace, random.Random(seed), duration_s, num_requests
+        )
     cv = workload.cv if cv is None else cv
     if not 0 <= cv <= MAX_CV:
         raise ValueError(f"cv must be a number from 0 to {MAX_CV}, got {cv}")
@@ -197,20 +259,59 @@ def generate(
     for at_s in itertools.islice(times_s, num_requests):
         if duration_s is not None and at_s >= duration_s:
             break
-        arrivals.append((at_s, classes[pick(_phase_at(workload, at_s).mix, draw)]))
+        arrivals.append((at_s, classes[pick(_weights(_phase_at(workload, at_s), classes), draw)]))
     if not arrivals:
         wanted = f"load {load} on {num_ranks} ranks" if per_min is None else f"{per_min} a minute"
         raise ValueError(f"no request arrives at {wanted} with seed {seed}")
+    return _trace(arrivals)
+
+
+def _in_sessions(
+    workload: Workload,
+    sessions: Sessions,
+    classes: Sequence[RequestClass],
+    pace: Pace,
+    draw: random.Random,
+    duration_s: float | None,
+    num_requests: int | None,
+) -> list[TraceRequest]:
+    """As many requests as fill ``duration_s`` at that pace, at most ``num_requests``."""
+    if duration_s is None and num_requests is None:
+        num_requests = workload.num_requests
+    weights = _weights(workload.phases[0], classes)
+    kinds: list[RequestClass] = []
+    arrivals_s: list[float] = []
+    work_s = 0.0
+    for at_s in itertools.islice(sessions.arrival_times(draw), num_requests):
+        kind = classes[pick(weights, draw)]
+        span_s = pace.span_s(len(kinds) + 1, work_s + kind.service_s)
+        if span_s is None:
+            span_s = at_s - arrivals_s[0] if arrivals_s else 0.0
+        if duration_s is not None and span_s > duration_s and kinds:
+            break
+        kinds.append(kind)
+        arrivals_s.append(at_s)
+        work_s += kind.service_s
+    return _trace(list(zip(pace.times_s(arrivals_s, work_s), kinds, strict=True)))
+
+
+def _trace(arrivals: Sequence[tuple[float, RequestClass]]) -> list[TraceRequest]:
     width = len(str(len(arrivals) - 1))
     return [_trace_request(f"r{index:0{width}}", at_s, kind) for index, (at_s, kind) in enumerate(arrivals)]
+
+
+def _weights(phase: Phase, classes: Sequence[RequestClass]) -> list[float]:
+    """Of each class: the phase's share of its size, and its own of that."""
+    return [share * kind.share for share, kind in zip(itertools.cycle(phase.mix), classes, strict=False)]
 
 
 def offered_load(
     trace: Sequence[TraceRequest], classes: Sequence[RequestClass], *, num_ranks: int, over_s: float
 ) -> float:
     """What ``trace`` asks for in ``over_s`` seconds, as a share of what the ranks have to give."""
-    service_s = {kind.name: kind.service_s for kind in classes}
-    return sum(service_s[request.slo_class] for request in trace) / (num_ranks * over_s)
+    service_s = {(kind.model, *kind.shape.size, kind.num_steps): kind.service_s for kind in classes}
+    work_s = sum(service_s[one.model, one.height, one.width, one.num_frames, one.num_steps] for one in trace)
+    return work_s / (num_ranks * over_s)
 
 
 def _check_range(**values: float | None) -> None:
@@ -251,9 +352,10 @@ def _scale(
 
 def _expected_rank_s(workload: Workload, classes: Sequence[RequestClass]) -> float:
     return sum(
-        phase.duration_s / 60 * phase.per_min * share / sum(phase.mix) * kind.service_s
+        phase.duration_s / 60 * phase.per_min * weight / sum(weights) * kind.service_s
         for phase in workload.phases
-        for share, kind in zip(phase.mix, classes, strict=True)
+        for weights in [_weights(phase, classes)]
+        for weight, kind in zip(weights, classes, strict=True)
     )
 
 

@@ -13,9 +13,23 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests share servers that are slow to start: with pytest-xdist's `--dist loadscope` one process runs
-# all of such a folder, and begins with it. Elsewhere the tests of a file stay together, the long ones first.
+# all of such a folder. Elsewhere, and where a file of them starts a server of its own, the tests of a file stay
+# together. The long ones begin.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
-LONG_FILES = ("tests/whole/test_whole.py", "tests/runtime/test_runtime.py")
+OWN_SERVERS = (
+    "tests/elastic/test_profile.py",
+    "tests/elastic/test_http.py",
+    "tests/elastic/test_cached_traffic.py",
+    "tests/elastic/test_parallel_decode.py",
+    "tests/elastic/test_engine_death.py",
+)
+LONG_FILES = (
+    "tests/kernels/test_gpu_check.py",
+    "tests/runtime/test_runtime.py",
+    "tests/adapters/components/test_served.py",
+    "tests/families/test_http_forwards.py",
+    "tests/whole/test_whole.py",
+)
 
 # On a busy machine an example may take any time.
 settings.register_profile("no bets on speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = (*SHARING_FOLDERS, *LONG_FILES)
+    first = (*SHARING_FOLDERS, *OWN_SERVERS, *LONG_FILES)
     order = {scope: index for index, scope in enumerate(first)}
     items.sort(key=lambda item: order.get(_scope(item.nodeid), len(first)))
 
@@ -50,4 +64,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     folder = str(PurePosixPath(file).parent)
-    return folder if folder in SHARING_FOLDERS else file
+    return folder if folder in SHARING_FOLDERS and file not in OWN_SERVERS else file

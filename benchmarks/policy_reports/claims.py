@@ -88,8 +88,7 @@ def _amount(rival: Rival, unit: str) -> str:
 
 
 def percent(value: Estimate) -> str:
-    interval = "" if value.ci95 is None else f" ± {100 * value.ci95:.1f}"
-    return f"{100 * value.mean:.1f}{interval}"
+    return value.shown(100)
 
 
 def claims_table(claims: Sequence[Claim], title: str = "published") -> list[str]:
@@ -112,14 +111,7 @@ def attainment_table(sweep: Sweep, metric: str = ATTAINMENT, scale: float = 100.
             found = [sweep.estimate(point, policy, metric) for point in points]
             if not any(found):
                 continue  # the bound has no latencies
-            cells = [_cell(value, scale) for value in found]
+            cells = ["-" if value is None else value.shown(scale) for value in found]
             lines.append(f"| {policy} | {' | '.join(cells)} |")
         lines.append("")
     return lines
-
-
-def _cell(value: Estimate | None, scale: float) -> str:
-    if value is None:
-        return "-"
-    interval = "" if value.ci95 is None else f" ± {scale * value.ci95:.1f}"
-    return f"{scale * value.mean:.1f}{interval}"

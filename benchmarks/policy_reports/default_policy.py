@@ -29,14 +29,19 @@ POLICIES = (
     PolicyChoice("equipartition"),
 )
 LOADS = (0.4, 0.7, 0.9, 1.1, 1.5, 2.0)
-PATIENCES = ("1", "1.25", "1.5", "2", "inf")
+# The two arguments an operator sets, their values, and what they are paid with.
+KNOBS = {
+    "price": (("0", "2", "4", "8", "16", "32", "inf"), "mean_latency_s", "mean latency"),
+    "patience": (("1", "1.5", "2", "3", "inf"), "p99_latency_s", "99th percentile of the latency"),
+}
 WITHOUT = {
     "nobody given up": ("giving_up", "false"),
     "no share for requests to come": ("share", "1"),
     "nothing lent to shorter requests": ("lending", "0"),
     "all lent to shorter requests": ("lending", "1"),
     "no degree above the narrowest for a deadline": ("max_waste", "0"),
-    "a deadline at any price": ("max_waste", "inf"),
+    "any number of rank-seconds for a deadline": ("max_waste", "inf"),
+    "a deadline at any price": ("price", "inf"),
     "no waiting for ranks": ("waiting", "false"),
     "no widening on idle ranks": ("widening", "false"),
     "no patience": ("patience", "inf"),
@@ -124,42 +129,32 @@ def _variants(
     }
 
 
-def _patience(report: Report, grids: Mapping[str, Grid]) -> None:
-    arguments = {f"patience {value}": ("patience", value) for value in PATIENCES}
-    sweeps = _variants(report, "patience", grids, arguments)
-    report.add(
-        "## Deadlines against the latest latencies",
-        "",
-        "The argument `patience` chooses between them. In time, % / mean latency, s / 99th percentile of the "
-        "latency over that of `fcfs`:",
-        "",
-    )
-    curves: dict[str, list[tuple[float, float, str]]] = {}
-    lines = ["| | " + " | ".join(_points(sweeps)) + " |", "|---" * (1 + len(_points(sweeps))) + "|"]
-    for value in PATIENCES:
-        policy = f"patience {value}"
-        rows = [
-            (
-                sweep.mean(point, policy, "slo_attainment"),
-                sweep.mean(point, policy, "mean_latency_s"),
-                sweep.mean(point, policy, "p99_latency_s") / sweep.mean(point, "fcfs", "p99_latency_s"),
-            )
-            for sweep in sweeps.values()
-            for point in sweep.points
-        ]
-        cells = [f"{100 * met:.1f} / {mean_s:.1f} / {late:.2f}" for met, mean_s, late in rows]
-        lines.append(f"| {policy} | {' | '.join(cells)} |")
-        for point, (met, _, late) in zip(_points(sweeps), rows, strict=True):
-            curves.setdefault(point, []).append((late, 100 * met, value))
-    report.add(*lines, "")
-    plot_trade_off(
-        curves,
-        report.picture(
-            "patience", "Labels are values of `patience`; 1 on the horizontal axis is as late as `fcfs`."
-        ),
-        x_label="99th percentile of the latency over that of fcfs",
-        y_label="requests in time, %",
-    )
+def _knobs(report: Report, grids: Mapping[str, Grid]) -> None:
+    report.add("## The two knobs", "", "In time, % / mean latency, s / 99th percentile of the latency, s.", "")
+    for knob, (values, paid_with, called) in KNOBS.items():
+        sweeps = _variants(report, knob, grids, {f"{knob} {value}": (knob, value) for value in values})
+        points = [(sweep, point) for sweep in sweeps.values() for point in sweep.points]
+        lines = ["| | " + " | ".join(_points(sweeps)) + " |", "|---" * (1 + len(points)) + "|"]
+        curves: dict[str, list[tuple[float, float, str]]] = {}
+        for value in values:
+            cells = []
+            for title, (sweep, point) in zip(_points(sweeps), points, strict=True):
+                policy = f"{knob} {value}"
+                in_time = 100 * sweep.mean(point, policy, "slo_attainment")
+                cells.append(
+                    f"{in_time:.1f} / {sweep.mean(point, policy, 'mean_latency_s'):.1f} / "
+                    f"{sweep.mean(point, policy, 'p99_latency_s'):.0f}"
+                )
+                paid = sweep.mean(point, policy, paid_with) / sweep.mean(point, "fcfs", paid_with)
+                curves.setdefault(title, []).append((paid, in_time, value))
+            lines.append(f"| {knob} {value} | {' | '.join(cells)} |")
+        report.add(*lines, "")
+        plot_trade_off(
+            curves,
+            report.picture(knob, f"Labels are values of `{knob}`."),
+            x_label=f"{called} over that of fcfs",
+            y_label="requests in time, %",
+        )
 
 
 def _points(sweeps: Mapping[str, Sweep]) -> list[str]:
@@ -230,7 +225,7 @@ def _in_time_and_mean(sweep: Sweep, point: Point, policy: str) -> str:
 
 
 PARTS: Mapping[str, Callable[[Report, Mapping[str, Grid]], None]] = {
-    "patience": _patience,
+    "knobs": _knobs,
     "mechanisms": _mechanisms,
     "wrong costs": _wrong_costs,
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 USAGE_ERROR = 2
+INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ COMMANDS = {
     ),
     "sim": Command("gfdit.cli.sim", "run a trace through a policy under a virtual clock, without a GPU"),
     "sweep": Command("gfdit.cli.sweep", "compare policies over workloads, loads, deadlines and seeds"),
+    "plan": Command("gfdit.cli.plan", "find the fewest ranks that meet a target on a trace or workload"),
     "workload": Command("gfdit.cli.workload", "write a trace of a known arrival pattern at a chosen load"),
     "profile": Command(
         "gfdit.cli.profile", "measure a model's task times on a real server", takes_passthrough=True
@@ -71,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads has enough: `gfdit models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         return _fail(prog, f"this command needs {error.name}, which is not installed")
     except (ValueError, OSError) as error:
@@ -80,12 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse, except that an error is one line and says what is allowed."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Nothing unknown, so that a sub-command says itself what it allows."""
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             allowed = ", ".join(option for option in self._option_string_actions if option.startswith("--"))
             self.error(f"unrecognized: {' '.join(unknown)}; allowed: {allowed}")
-        return known
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)

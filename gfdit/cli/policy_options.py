@@ -9,6 +9,8 @@ from gfdit.core.policy.admission import AdmissionMode
 from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.sim.compare import PolicyChoice
 
+BOTH = "both"
+
 
 def add_policy_options(parser: argparse.ArgumentParser, *, default: str = f"default: {DEFAULT_POLICY}") -> None:
     """What is said of a policy belongs after it; with a single policy the order is free."""
@@ -23,8 +25,9 @@ def add_policy_options(parser: argparse.ArgumentParser, *, default: str = f"defa
     parser.add_argument(
         "--admission",
         action=_InOrder,
-        choices=get_args(AdmissionMode),
-        help="deadline: the --policy before it rejects what would be late; promise: and what makes others late",
+        choices=(*get_args(AdmissionMode), BOTH),
+        help="deadline: the --policy before it rejects what would be late; promise: and what makes others late; "
+        "both: with and without deadline",
     )
 
 
@@ -50,6 +53,11 @@ def chosen_policies(args: argparse.Namespace) -> tuple[PolicyChoice, ...]:
             raise ValueError(f"--policy-arg takes KEY=VALUE, got {value!r}")
         others = tuple(pair for pair in choices[-1].args if pair[0] != key)
         choices[-1] = replace(choices[-1], args=(*others, (key, text)))
+    choices = [
+        replace(choice, admission=mode)
+        for choice in choices
+        for mode in (("none", "deadline") if choice.admission == BOTH else (choice.admission,))
+    ]
     labels = [choice.label for choice in choices]
     for choice in choices:
         if labels.count(choice.label) > 1:

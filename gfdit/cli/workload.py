@@ -5,36 +5,56 @@ import math
 from collections import Counter
 from pathlib import Path
 
+from gfdit.cli import workload_import
 from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.cost_tables import load_cost_table
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
 from gfdit.sim.flux_edits import NUM_STEPS, flux_edits
+from gfdit.sim.shares import Shares
 from gfdit.sim.trace import write_trace
 from gfdit.sim.workflow_mixes import DEFAULT_SLO_SCALE, MIXES, mix_of
 from gfdit.sim.workloads import PATTERNS, generate, offered_load, workload_classes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
+    """One sub-command per pattern, so that each has its own options and no others."""
+    names = parser.add_subparsers(
+        dest="name",
         metavar="NAME",
-        choices=(*PATTERNS, *EDITS, *MIXES),
-        help=f"one of: {', '.join(PATTERNS)}; of edits: {', '.join(EDITS)}; of workflows: {', '.join(MIXES)}",
+        required=True,
+        help=f"one of: {', '.join(PATTERNS)}; of edits: {', '.join(EDITS)}; of workflows: {', '.join(MIXES)}; "
+        "import: from a log; from-recording: what a server recorded",
     )
+    for name in (*PATTERNS, *EDITS, *MIXES):
+        _configure_pattern(names.add_parser(name, allow_abbrev=False))
+    about = "requests as a log of a production service has them"
+    recording = names.add_parser(
+        "from-recording", description="what a server with --record was asked for", allow_abbrev=False
+    )
+    workload_import.configure_recording(recording)
+    workload_import.configure(names.add_parser("import", description=about, allow_abbrev=False))
+
+
+def _configure_pattern(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--costs", metavar="C.json", help="cost table: a file or a shipped name; workflows need none"
+        "--costs", nargs="+", metavar="C.json", help="cost tables: files or shipped names; workflows need none"
     )
     parser.add_argument("--ranks", type=int, metavar="N", required=True, help="ranks the load is relative to")
     parser.add_argument(
         "--load",
         type=float,
-        help="work offered / capacity, counted on one rank per request; tetriserve-* need none",
+        help="work offered / capacity, counted on one rank per request; tetriserve-*, production-images need none",
     )
     parser.add_argument("--per-min", type=float, metavar="R", help="mean arrivals a minute, instead of a load")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same trace")
     parser.add_argument("--out", metavar="T.jsonl", type=Path, required=True, help="write the trace there")
-    parser.add_argument("--model", help="which model of the cost table, where it has several")
-    parser.add_argument("--steps", type=int, help="denoising steps of every request; tetriserve-*: 20, others: 50")
+    parser.add_argument(
+        "--models",
+        "--model",
+        metavar="M:SHARE,…",
+        help="which model of the cost tables, where they have several, or which share of requests is of which",
+    )
+    parser.add_argument("--steps", type=int, help="denoising steps of every request, not the workload's")
     parser.add_argument(
         "--cv",
         type=float,
@@ -53,6 +73,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name == "import":
+        return workload_import.run(args)
+    if args.name == "from-recording":
+        return workload_import.from_recording(args)
     if args.name in MIXES:
         return _workflows(args)
     if args.costs is None:
@@ -63,10 +87,11 @@ def run(args: argparse.Namespace) -> int:
     workload = PATTERNS[args.name]
     if args.load is None and args.per_min is None and not workload.has_rate:
         raise ValueError(f"{args.name} needs --load or --per-min")
+    models = None if args.models is None else Shares.parse(args.models, str, "--models")
     classes = workload_classes(
         workload,
         cost,
-        model=args.model,
+        models=models,
         num_steps=args.steps,
         deadline_factors=args.deadline_factors,
         slo_scale=args.slo_scale,
@@ -84,15 +109,17 @@ def run(args: argparse.Namespace) -> int:
     )
     write_trace(args.out, trace)
     counts = Counter(request.slo_class for request in trace)
-    sizes = ", ".join(f"{counts[kind.name]} {kind.name} ({kind.shape})" for kind in classes)
-    over_s = args.duration_s or (trace[-1].arrival_s if args.num_requests else workload.duration_s)
+    shapes = {kind.name: kind.shape for kind in classes}
+    sizes = ", ".join(f"{counts[name]} {name} ({shape})" for name, shape in shapes.items())
+    counted = args.num_requests or workload.sessions is not None
+    over_s = trace[-1].arrival_s if counted else args.duration_s or workload.duration_s
     load = offered_load(trace, classes, num_ranks=args.ranks, over_s=over_s)
     print(f"{args.out}: {len(trace)} requests in {over_s:.0f} s, load {load:.2f}: {sizes}")
     return 0
 
 
 def _edits(args: argparse.Namespace, cost: TableCostModel) -> int:
-    for name in ("model", "deadline_factors"):
+    for name in ("models", "deadline_factors"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is not for edits, which have theirs")
     workload, times = EDITS[args.name], EditTimes(cost, flux_edits(), args.steps or NUM_STEPS)
@@ -122,7 +149,7 @@ def _edits(args: argparse.Namespace, cost: TableCostModel) -> int:
 
 def _workflows(args: argparse.Namespace) -> int:
     """Requests whose ``model`` is a workflow, and whose deadline is twice its time alone on one rank."""
-    for name in ("costs", "model", "steps", "deadline_factors"):
+    for name in ("costs", "models", "steps", "deadline_factors"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is not for workflows, which have theirs")
     if args.num_requests is None and args.duration_s is None:

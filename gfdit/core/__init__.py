@@ -18,6 +18,8 @@ from gfdit.core.policy import (
     SchedulerView,
     TaskView,
 )
+from gfdit.core.policy.estimates import Estimates, ServiceTimes
+from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.core.tasks import Request, Shape, Task, TaskGraph, TaskKind, trajectory
 
 __all__ = [
@@ -26,15 +28,19 @@ __all__ = [
     "CostModel",
     "Decision",
     "Dispatch",
+    "Estimates",
     "ExecutionLayout",
+    "FreeRanks",
     "ParallelSpec",
     "Policy",
     "PolicyError",
+    "RankCounts",
     "RankRecord",
     "RankView",
     "Request",
     "RequestView",
     "SchedulerView",
+    "ServiceTimes",
     "Shape",
     "Task",
     "TaskGraph",

@@ -1,6 +1,7 @@
 """Step caches under traffic: many requests in turns, on layouts that stay or change, some abandoned.
 
-``make soak-caches`` runs 200 with each cache; a short slice with one of them runs with the other tests.
+``make soak-caches`` runs 200 with each cache. What the other tests see of step caches is in
+``tests/adapters/test_step_caches.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tests.support.images import Engine, ImageRequest
 from tests.support.leftovers import Leftovers
 from tests.support.waiting import HANG_S
 
+pytestmark = pytest.mark.thorough
+
 BATCH = 8
 # Random weights change more from step to step than trained ones do.
 CACHES: dict[str, dict[str, Any]] = {
@@ -39,10 +42,7 @@ CHANGING = ("sp2@0,1 sp2@0,1 sp2@0,1 sp1@1", "sp1@0 sp1@0 sp1@0 sp1@0 sp2@1,0", 
 DOOMED = ImageRequest(128, 128, steps=200).under("sp2@0,1")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=() if name == "cache_dit" else pytest.mark.thorough) for name in CACHES],
-)
+@pytest.fixture(scope="module", params=CACHES)
 def cache(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"cache_backend": request.param, "cache_config": CACHES[request.param]}
 

@@ -132,6 +132,7 @@ def test_a_request_that_moves_at_every_step(server: ServerProcess, family: str, 
     wait_until(lambda: ranks_of_steps() == {0, 1}, "the timeline has steps on both ranks")
 
 
+@pytest.mark.thorough
 def test_a_request_whose_worker_is_killed(server: ServerProcess, family: str, folder: Path) -> None:
     expected = make(server, family, MOVES, steps=40)
     before = len(read_timeline(folder / "timeline.json"))

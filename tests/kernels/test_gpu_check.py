@@ -266,7 +266,7 @@ sys.meta_path.insert(0, Bare())
 
 
 def test_a_short_run_on_a_machine_with_nothing_but_torch_and_triton(tmp_path: Path) -> None:
-    """The command itself, from elsewhere: its parts, their processes, and its report."""
+    """The command itself, from elsewhere: a part, its processes, and its report."""
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "sitecustomize.py").write_text(_BARE)
@@ -279,7 +279,7 @@ def test_a_short_run_on_a_machine_with_nothing_but_torch_and_triton(tmp_path: Pa
         "--rounds",
         "1",
     ]
-    command += ["--budget-s", "3000", "--only", "exchanges", "beside", "--out", str(out)]
+    command += ["--budget-s", "3000", "--only", "beside", "--out", str(out)]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(bare)}, capture_output=True, text=True
     )
@@ -287,10 +287,10 @@ def test_a_short_run_on_a_machine_with_nothing_but_torch_and_triton(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr + log
     (path,) = out.glob("*.json")
     report = json.loads(path.read_text())
-    assert [part["name"] for part in report["parts"]] == ["head exchanges", "beside compute"]
+    assert [part["name"] for part in report["parts"]] == ["beside compute"]
     assert all(part["state"] == "passed" for part in report["parts"])
     # Where it was put says nothing about it, and nothing here may be taken for a figure of a GPU.
-    assert report["command"].endswith("--only exchanges beside")
+    assert report["command"].endswith("--only beside")
     assert not report["on_gpu"] and report["device"] == "no GPU"
     text = next(out.glob("*.md")).read_text()
     assert "**Not on a GPU.**" in text and "aim" not in text and "copy rate (" not in text

@@ -1,14 +1,19 @@
-"""The example that the documentation shows, run as it says."""
+"""The example that the documentation shows, run as it says, and the check that it offers to authors."""
 
 from __future__ import annotations
 
-import random
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from gfdit.core import Decision, Dispatch, ExecutionLayout, Policy, SchedulerView
+from gfdit.core.layouts import SINGLE
 from gfdit.core.policy.loading import load_policy
-from tests.support.cluster import Cluster
+from gfdit.sim.checking import check_policy
 from tests.support.timed_cluster import simulate
-from tests.support.workload import make_request, random_requests
+from tests.support.workload import make_request
 
 ROOT = Path(__file__).parents[2]
 SPEC = f"{ROOT / 'examples' / 'my_policy.py'}:OldestWidest"
@@ -24,10 +29,55 @@ def test_it_serves_the_oldest_request_on_as_many_ranks_as_it_may() -> None:
 
 
 def test_it_keeps_the_rules() -> None:
-    for seed in range(10):
-        cluster = Cluster(load_policy(SPEC, {}), 4, seed)
-        cluster.run(random_requests(random.Random(seed), 8))
-        assert cluster.reports == []
+    check_policy(lambda: load_policy(SPEC, {}), seeds=range(3))
+    check_policy(lambda: load_policy(SPEC, {}), num_ranks=1, seeds=range(1))
+
+
+class Base:
+    name = "wrong"
+    run_ahead = True
+    run_no = itertools.count()
+
+    def __init__(self) -> None:
+        self.run = next(self.run_no)
+
+    def first(self, view: SchedulerView, rank: int) -> Decision:
+        return Decision((Dispatch((view.ready[0].id,), ExecutionLayout((rank,), SINGLE)),))
+
+
+class TakesBusyRanks(Base):
+    def schedule(self, view: SchedulerView) -> Decision:
+        return self.first(view, 0)
+
+
+class Forgets(Base):
+    def schedule(self, view: SchedulerView) -> Decision:
+        return self.first(view, view.free_ranks[0]) if view.now_s < 1 else Decision()
+
+
+class ForgetsAComma(Base):
+    def schedule(self, view: SchedulerView) -> Decision:
+        return Decision(self.first(view, view.free_ranks[0]).dispatches[0])  # type: ignore[arg-type]
+
+
+class RemembersOtherRuns(Base):
+    def schedule(self, view: SchedulerView) -> Decision:
+        task = view.ready[-1 if self.run % 2 else 0]
+        return Decision((Dispatch((task.id,), ExecutionLayout(view.free_ranks[:1], SINGLE)),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (TakesBusyRanks, "seed 0, quiet: policy 'wrong' broke a rule for task .*: rank 0 is "),
+        (Forgets, "policy 'wrong' left every rank idle"),
+        (ForgetsAComma, r"Decision\(dispatches=...\) with a tuple, for a single one \(it,\), got Dispatch"),
+        (RemembersOtherRuns, "seed 0, quiet: policy 'wrong' decides otherwise when it is run again, first for r"),
+    ],
+)
+def test_what_breaks_a_rule_is_told(policy: Callable[[], Policy], told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        check_policy(policy)
 
 
 def test_the_documentation_shows_it() -> None:

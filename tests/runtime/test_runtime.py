@@ -49,7 +49,8 @@ class Runtime:
         executor: str = "tests.support.fake_executor",
         **config: Any,
     ) -> None:
-        self.left = Leftovers(own_files=True)
+        # Of several in this process it is not known whose a file is.
+        self.left = Leftovers(own_files=not self.opened)
         run_dir = make_run_dir("gfdit-test-")
         (run_dir / "payload").write_bytes(payload)
         self.heap = SharedMemoryHeap.create(3).held_open()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gfdit.core import Request, Shape, TaskGraph
 from gfdit.core.components import Component
 from gfdit.runtime import messages as msg
-from tests.runtime.test_runtime import Runtime
+from tests.runtime.test_runtime import Runtime, assert_nothing_held
 from tests.sim.pools import BASE, NETS, TEXT, VAE, graph
 from tests.support.pool_executor import NUM_PARTS
 
@@ -79,7 +79,7 @@ def test_many_requests_share_what_is_loaded(pool: Pool) -> None:
     for name in names:
         pool.submit_nets(name, int(name[-1]))
     pool.check(*names)
-    assert all(held == [] for held in pool.values("held"))
+    assert_nothing_held(pool)
 
 
 @pytest.mark.parametrize("word", ["bad", "dies"])
@@ -96,15 +96,15 @@ def test_what_cannot_be_loaded_ends_its_requests_alone(tmp_path: Path) -> None:
     bad = [one if one.name != NETS[1] else Component("unloadable-net", KIB) for one in COMPONENTS]
     pool = Pool(tmp_path, bad)
     pool.wait_ready()
-    request = Request("bad", "nets-2", Shape(64, 64), NUM_STEPS, time.monotonic())
+    request = Request("lost", "nets-2", Shape(64, 64), NUM_STEPS, time.monotonic())
     tasks = [
         replace(task, component="unloadable-net") if task.component == NETS[1] else task
         for task in graph(request, 2).tasks
     ]
-    pool.client.send(msg.Submit(request, TaskGraph("bad", tuple(tasks)), b"0.001"))
+    pool.client.send(msg.Submit(request, TaskGraph("lost", tuple(tasks)), b"0.001"))
     pool.submit_nets("good/1", 1)
-    ended = pool.until_ended("bad", "good/1")
+    ended = pool.until_ended("lost", "good/1")
     assert ended["good/1"].outcome == "completed"
-    assert ended["bad"].outcome == "failed"
-    assert "component unloadable-net cannot be loaded: FileNotFoundError" in ended["bad"].error
+    assert ended["lost"].outcome == "failed"
+    assert "component unloadable-net cannot be loaded: FileNotFoundError" in ended["lost"].error
     pool.close()

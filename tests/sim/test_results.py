@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import statistics
+from pathlib import Path
 
 import pytest
 
-from gfdit.sim.results import describe, summarize
+from gfdit.sim.results import describe, percentile_interval, summarize, write_requests_csv
 from gfdit.sim.simulator import SimulatedRequest, SimulationRun, Status
 from tests.sim.tables import line
 
@@ -20,7 +23,8 @@ TOP = [
         "slo_attainment",
         "slo_attainment_grace",
     ),
-    *("mean_latency_s", "p50_latency_s", "p95_latency_s", "p99_latency_s", "throughput_rps", "rank_busy_ratio"),
+    *("mean_latency_s", "p50_latency_s", "p95_latency_s", "p99_latency_s", "p50_latency_ci95_s"),
+    *("p95_latency_ci95_s", "p99_latency_ci95_s", "throughput_rps", "rank_busy_ratio", "rank_widening_ratio"),
     *("migrations", "per_class", "requests"),
 ]
 
@@ -48,7 +52,10 @@ def made_up() -> SimulationRun:
 def test_fields_are_those_of_the_contract() -> None:
     result = summarize(made_up())
     assert list(result) == TOP
-    assert list(result["requests"][0]) == ["id", "finish_s", "latency_s", "met_deadline", "rank_seconds"]
+    assert list(result["requests"][0]) == [
+        *("id", "class", "arrival_s", "deadline_s", "status"),
+        *("finish_s", "latency_s", "met_deadline", "rank_seconds"),
+    ]
 
 
 def test_numbers() -> None:
@@ -98,3 +105,26 @@ def test_the_table_has_a_row_per_class_and_one_for_all() -> None:
     rows = describe(summarize(made_up())).splitlines()
     assert [row.split()[0] for row in rows] == ["class", "L", "M", "S", "all", "policy"]
     assert "42.9%" in rows[4] and "0.220 requests/s" in rows[5]
+
+
+def test_what_parallelism_cost_is_told_apart() -> None:
+    run = made_up()
+    narrowest = {request.trace.id: 1.5 for request in run.requests}
+    result = summarize(run, narrowest_rank_s=narrowest)
+    # Ten took 2 rank-seconds and one 4; what did not complete counts as useful.
+    assert result["rank_widening_ratio"] == pytest.approx((10 * 0.5 + 2.5) / (2 * 49.5))
+    assert "for widening" in describe(result) and "for widening" not in describe(summarize(run))
+
+
+def test_percentile_intervals_are_order_statistics() -> None:
+    values = [float(value) for value in range(1000)]
+    low, high = percentile_interval(values, 95) or (math.nan, math.nan)
+    assert 930 <= low < 950 < high <= 970  # 950 ± 1.96 x 6.9
+    assert percentile_interval(values[:20], 99) is None
+
+
+def test_requests_as_csv(tmp_path: Path) -> None:
+    write_requests_csv(tmp_path / "r.csv", {"p": summarize(made_up())})
+    rows = list(csv.DictReader((tmp_path / "r.csv").open()))
+    assert len(rows) == 14 and rows[0]["policy"] == "p" and rows[0]["class"] == "M"
+    assert {row["status"] for row in rows} == {"completed", "rejected", "failed", "starved"}

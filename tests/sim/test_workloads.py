@@ -8,6 +8,7 @@ import random
 import statistics
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,18 @@ from gfdit.core import Shape, TaskKind
 from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.equipartition import Equipartition
 from gfdit.sim.arrivals import arrival_times, pick
+from gfdit.sim.burstiness import burstiness
 from gfdit.sim.cost_tables import load_cost_table
+from gfdit.sim.shares import Shares
 from gfdit.sim.simulator import SimulationOptions, Simulator, Status
-from gfdit.sim.workloads import PATTERNS, generate, offered_load, request_classes, workload_classes
+from gfdit.sim.workloads import (
+    GENTD26,
+    PATTERNS,
+    generate,
+    offered_load,
+    request_classes,
+    workload_classes,
+)
 from tests.sim.tables import AROUND_S, table
 
 WAN = TableCostModel(load_cost_table("wan2.2-synthetic"))
@@ -34,7 +44,7 @@ def test_load_is_what_was_asked_for(name: str, cost: TableCostModel) -> None:
     classes = workload_classes(workload, cost, num_steps=50)
     loads = [
         offered_load(
-            generate(workload, classes, num_ranks=8, load=0.9, seed=seed),
+            generate(workload, classes, num_ranks=8, load=0.9, seed=seed, duration_s=workload.duration_s),
             classes,
             num_ranks=8,
             over_s=workload.duration_s,
@@ -53,6 +63,7 @@ def test_durations_are_the_published_ones() -> None:
         "five-phase": 3600,
         "poisson": 600,
         "gamma": 600,
+        "production-images": 600,
         "tetriserve-uniform": 1500,
         "tetriserve-skewed": 1500,
     }
@@ -209,6 +220,98 @@ def test_a_trace_is_the_same_on_every_version_of_python() -> None:
     trace = generate(PATTERNS["gamma"], request_classes(WAN), num_ranks=8, load=5.0, seed=11)
     text = " ".join(f"{request.arrival_s:.6f}{request.slo_class}" for request in trace)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "214f509ca93c0ff8"
+
+
+# Several models
+
+
+def test_models_share_the_requests_of_a_workload() -> None:
+    both = TableCostModel(load_cost_table("flux-h100,qwen-image-h20"))
+    models = Shares(("flux.1-dev", "qwen-image"), (0.7, 0.3))
+    classes = workload_classes(PATTERNS["five-phase"], both, models=models)
+    names = [f"{model}/{size}" for model in models.values for size in "SML"]
+    assert [kind.name for kind in classes] == names
+    assert classes[0].service_s == request_classes(FLUX)[0].service_s
+    trace = generate(PATTERNS["five-phase"], classes, num_ranks=64, load=0.8, seed=1)
+    counts = Counter(request.model for request in trace)
+    assert counts["flux.1-dev"] / counts.total() == pytest.approx(0.7, abs=0.05)
+    assert offered_load(trace, classes, num_ranks=64, over_s=3600) == pytest.approx(0.8, rel=0.1)
+    done = Simulator(Equipartition(), both.table, trace[:40], SimulationOptions(4)).run()
+    assert {request.status for request in done.requests} == {Status.COMPLETED}
+
+
+def test_tables_in_one_have_the_slowest_copies_of_any(tmp_path: Path) -> None:
+    slow = replace(table(model="slow"), migration_latency_s=9.0, hardware="other")
+    slow.save(tmp_path / "slow.json")
+    table().save(tmp_path / "m.json")
+    both = load_cost_table([str(tmp_path / "m.json"), str(tmp_path / "slow.json")])
+    assert both.entries == (*table().entries, *slow.entries)
+    assert (both.hardware, both.migration_latency_s) == ("none, other", 9.0)
+    with pytest.raises(
+        ValueError, match=r"model 'flux\.1-dev' is in two cost tables: flux-h100 and flux-h100-edits"
+    ):
+        load_cost_table("flux-h100,flux-h100-edits")
+
+
+# As in a service's log
+
+
+def test_a_production_trace_has_its_load_exactly_and_the_steps_of_the_log() -> None:
+    workload = PATTERNS["production-images"]
+    classes = workload_classes(workload, QWEN)
+    trace = generate(workload, classes, num_ranks=4, load=0.9, seed=3)
+    assert len(trace) == workload.num_requests and trace[0].arrival_s == 0
+    assert offered_load(trace, classes, num_ranks=4, over_s=trace[-1].arrival_s) == pytest.approx(0.9, rel=1e-4)
+    denser = generate(workload, classes, num_ranks=4, per_min=60.0, seed=3)
+    assert denser[-1].arrival_s == pytest.approx(400.0)
+    assert [one.num_steps for one in denser] == [one.num_steps for one in trace]
+    steps = Counter(one.num_steps for one in trace)
+    assert steps.most_common(1)[0][0] == 30 and steps[30] / 400 == pytest.approx(0.92, abs=0.05)
+    assert {one.num_steps for one in generate(workload, request_classes(QWEN), num_ranks=1, seed=0)} == {50}
+    with pytest.raises(ValueError, match="no coefficient of variation to choose"):
+        generate(workload, classes, num_ranks=4, load=0.9, seed=3, cv=2.0)
+
+
+def test_production_arrivals_are_the_same_on_every_version_of_python() -> None:
+    times_s = itertools.islice(GENTD26.arrival_times(random.Random(11)), 500)
+    text = " ".join(f"{at_s:.4f}" for at_s in times_s)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "e5e2b3b20c1da1d1"
+
+
+def test_production_arrivals_are_as_bursty_as_the_log() -> None:
+    """Medians of windows of 2,700 requests; the log's own two parts are 1.6 times apart where they differ most."""
+    found = [
+        burstiness(list(itertools.islice(GENTD26.arrival_times(random.Random(seed)), 2700))).numbers()
+        for seed in range(30)
+    ]
+    median = {name: statistics.median(one[name] for one in found) for name in found[0]}
+    assert 5 < median["gap CV"] < 12
+    assert 1.0 < median["dispersion, 1 s"] < 1.4
+    assert 2 < median["dispersion, 60 s"] < 9
+    assert 60 < median["dispersion, 3600 s"] < 250
+    assert 0.6 < median["correlation, 1 min"] < 0.9
+    assert 0.2 < median["correlation, 30 min"] < 0.6
+    assert 25 < median["peak / mean a minute"] < 150
+
+
+def test_sessions_begin_at_the_mean_rate_and_have_their_mean_size() -> None:
+    steady = replace(GENTD26, rate_sigma=0.0, script_share=0.0, per_hour=60.0)
+    num_requests = 50_000
+    times_s = itertools.islice(steady.arrival_times(random.Random(1)), num_requests)
+    first_s, *_, last_s = times_s
+    sizes = 1 + sum((1 + k / steady.size_scale) ** -steady.size_shape for k in range(1, 1000))
+    assert num_requests / (last_s - first_s) * 3600 == pytest.approx(60 * sizes, rel=0.05)
+
+
+def test_burstiness_of_arrivals_that_are_known() -> None:
+    poisson = burstiness(list(itertools.islice(arrival_times([(1.0, 0.5)], random.Random(1)), 40_000)))
+    assert poisson.gap_cv == pytest.approx(1, rel=0.05)
+    assert list(poisson.dispersions.values())[:5] == pytest.approx([1.0] * 5, rel=0.2)
+    assert list(poisson.correlations.values()) == pytest.approx([0.0] * 4, abs=0.1)
+    even = burstiness([float(second) for second in range(0, 36_001, 10)])
+    assert even.gap_cv == 0 and even.peak_to_mean == 1
+    pairs = burstiness([at_s for minute in range(600) for at_s in (60.0 * minute + 1, 60.0 * minute + 1.5)])
+    assert pairs.dispersions[1] == pytest.approx(2 - 2 / 60, rel=0.01)  # two or none
 
 
 # TetriServe

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.policy import Decision, Dispatch, PolicyError, RankView, TaskView
 
+_CORE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
 
 def check_decision(decision: object, *, policy: str) -> None:
     """Raise :class:`PolicyError` unless ``decision`` is made of what the interface says."""
@@ -22,6 +24,9 @@ def check_decision(decision: object, *, policy: str) -> None:
     wake_at_s = decision.wake_at_s
     if wake_at_s is not None and not (isinstance(wake_at_s, (int, float)) and math.isfinite(wake_at_s)):
         raise PolicyError(f"policy {policy!r} must return a finite wake_at_s or None, got {wake_at_s!r}")
+    for name, several in (("dispatches", decision.dispatches), ("loads", decision.loads)):
+        if not isinstance(several, tuple):
+            raise broken(f"Decision({name}=...) with a tuple, for a single one (it,)", several)
     for dispatch in decision.dispatches:
         if not isinstance(dispatch, Dispatch):
             raise broken("dispatches of type Dispatch", dispatch)
@@ -67,10 +72,15 @@ def check_dispatch(
 
 
 def describe_mistake(policy: str, error: Exception) -> str:
-    """What ``error``, which was raised while the policy was asked or its answer carried out, is called."""
+    """What ``error``, which was raised while the policy was asked or its answer carried out, is called.
+
+    The line is the policy's own, also where what it called raised.
+    """
     if isinstance(error, PolicyError):
         return str(error)
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    of_policy = next((frame.filename for frame in frames if not frame.filename.startswith(_CORE)), None)
+    frame = [frame for frame in frames if of_policy in (None, frame.filename)][-1]
     place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return f"policy {policy!r} failed in schedule at {place}: {error!r}"
 

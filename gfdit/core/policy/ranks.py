@@ -1,4 +1,4 @@
-"""Counting ranks, and cutting layouts from them."""
+"""Counting ranks, and cutting layouts from them: for policies, also of your own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView
 from itertools import islice
 
-from gfdit.core import ExecutionLayout, ParallelSpec, RankView
+from gfdit.core.layouts import ExecutionLayout, ParallelSpec
+from gfdit.core.policy import RankView
 
 
 class RankCounts:
