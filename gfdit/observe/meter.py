@@ -104,6 +104,7 @@ class Meter:
         return Snapshot(
             epoch=self._epoch,
             at_s=now_s,
+            policy=plane.policy.name,
             ranks=self._ranks(now_s, restarts, set(gone)),
             sums=sums,
             levels=[Series(RUNNING_TASKS.name, (str(degree),), [number]) for degree, number in degrees.items()],
@@ -162,13 +163,22 @@ class Meter:
             request.model,
             request.slo_class,
             _state_of(record),
-            max([len(self._plane.state.dispatches[number].layout.ranks) for number in record.running], default=0),
+            *self._running(record),
             record.steps_done,
             request.num_steps,
             request.deadline_s,
             left_s,
             left_rank_s,
         )
+
+    def _running(self, record: RequestRecord) -> tuple[str, tuple[int, ...]]:
+        """The kind of the widest task of it that runs, and its ranks, then all others."""
+        running = [self._plane.state.dispatches[number] for number in record.running]
+        if not running:
+            return "", ()
+        running.sort(key=lambda dispatch: -len(dispatch.layout.ranks))
+        ranks = dict.fromkeys([rank for dispatch in running for rank in dispatch.layout.ranks])
+        return running[0].views[0].kind.value, tuple(ranks)
 
     def _note_service(self, kind: _Class, request: RequestView, times: ServiceTimes) -> None:
         seconds: dict[int, float] = {}

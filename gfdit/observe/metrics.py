@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from gfdit.core.tasks import Request
 from gfdit.observe import catalogue as names
-from gfdit.observe.snapshot import Numbers, RequestState, Series, Snapshot, Totals
+from gfdit.observe.snapshot import Numbers, RankNumbers, RequestState, Series, Snapshot, Totals
 
 DUE_BOUNDS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Work is told by when it is due: in at most so many seconds from now, the overdue first."""
@@ -208,7 +208,7 @@ class ServerMetrics:
             known = {row.id for row in rows}
             new = [one.request for name, one in self._alive.items() if name not in known]
         rows += [
-            RequestState(r.id, r.model, r.slo_class, "arriving", 0, 0, r.num_steps, r.deadline_s, None, None)
+            RequestState(r.id, r.model, r.slo_class, "arriving", "", (), 0, r.num_steps, r.deadline_s, None, None)
             for r in new
         ]
         return {
@@ -219,7 +219,9 @@ class ServerMetrics:
                     "model": row.model,
                     "slo_class": row.slo_class,
                     "state": row.state,
-                    "degree": row.degree,
+                    "task": row.task,
+                    "degree": len(row.ranks),
+                    "ranks": list(row.ranks),
                     "steps_done": row.steps_done,
                     "num_steps": row.num_steps,
                     "left_s": row.left_s,
@@ -231,6 +233,45 @@ class ServerMetrics:
                 }
                 for row in rows
             ],
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a person wants to see at a glance: all of it, so that one answer is of one moment."""
+        load, requests, values = self.load(), self.requests(), self.values()
+        with self._lock:
+            snapshot = self._snapshot or Snapshot(0, self._clock())
+
+        def total(metric: names.Metric) -> int:
+            return int(sum([numbers[0] for (name, _), numbers in values.items() if name == metric.name]))
+
+        def by_class(metric: names.Metric) -> dict[str, int]:
+            return {labels[0]: int(v[0]) for (name, labels), v in values.items() if name == metric.name}
+
+        met, missed = by_class(names.DEADLINES_MET), by_class(names.DEADLINES_MISSED)
+        return {
+            **load,
+            "policy": snapshot.policy,
+            "requests": requests["requests"],
+            "rank_states": [
+                {
+                    "rank": number,
+                    "state": _state_of(rank),
+                    "busy_ratio": rank.busy_ratio,
+                    "restarts": rank.restarts,
+                    "artifact_bytes": rank.artifact_bytes,
+                    "component_bytes": rank.component_bytes,
+                }
+                for number, rank in enumerate(snapshot.ranks)
+            ],
+            "deadlines": {name: {"met": met[name], "missed": missed.get(name, 0)} for name in met},
+            "faults": {
+                "policy": total(names.POLICY_FAULTS),
+                "retries": total(names.RETRIES),
+                "quarantines": total(names.QUARANTINES),
+                "rank_restarts": total(names.RANK_RESTARTS),
+                "control_restarts": snapshot.epoch,
+            },
+            "rejected": total(names.REJECTED),
         }
 
     def _rows(self, snapshot: Snapshot) -> list[RequestState]:
@@ -284,6 +325,14 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Family]:
         return families(self.values())
+
+
+def _state_of(rank: RankNumbers) -> str:
+    if rank.gone:
+        return "gone"
+    if not rank.up:
+        return "restarting"
+    return "quarantined" if rank.quarantined else "up"
 
 
 def families(values: _Values) -> Iterator[Family]:

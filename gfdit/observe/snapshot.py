@@ -31,7 +31,8 @@ class RankNumbers(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A live request. ``degree`` is the number of ranks it runs on, 0 while it runs on none.
+    """A live request. ``task`` is the kind of what runs of it, ``ranks`` those it runs on, first the most; both
+    are empty while it waits.
 
     ``left_s`` is what it has left at the degree it had last (at its narrowest before), ``left_rank_s`` the
     rank-seconds left at its narrowest; None where the cost model knows nothing. Running tasks count in full.
@@ -42,7 +43,8 @@ class RequestState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     model: str
     slo_class: str
     state: str
-    degree: int
+    task: str
+    ranks: tuple[int, ...]
     steps_done: int
     num_steps: int
     deadline_s: float | None
@@ -73,6 +75,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     levels: list[Series] = []
     requests: list[RequestState] = []
     services: list[Service] = []
+    policy: str = ""
 
     @property
     def num_gone(self) -> int:

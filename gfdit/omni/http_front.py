@@ -23,6 +23,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from gfdit.observe.metrics import SHOWN
@@ -39,6 +40,19 @@ Header = tuple[bytes, bytes]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+# In front of vLLM's check of the key, which a browser cannot send for a page: it has nothing in it, and asks.
+PAGE_PATH = "/v1/gfdit/ui"
+_PAGE = Path(__file__).with_name("ui.html")
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
+_PAGE_HEADERS: list[Header] = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", _POLICY.encode()),
+]
 
 STOPPING = retryable("the server is shutting down")
 DOWN = retryable("the engine is down, the server's log says why")
@@ -66,6 +80,8 @@ class HttpFront:
             if scope["method"] == "POST" and SHOWN.server is not None:
                 SHOWN.server.refused("draining")
             await _refuse(send)
+        elif scope["path"] == PAGE_PATH and scope["method"] == "GET":
+            await _show_page(send)
         else:
             await self._pass_on(scope, receive, send)
 
@@ -128,6 +144,11 @@ class HttpFront:
         for task in self._running:
             task.cancel()
         await _within(_GIVE_UP_S, self._none_runs)
+
+
+async def _show_page(send: Send) -> None:
+    await send({"type": "http.response.start", "status": HTTPStatus.OK.value, "headers": _PAGE_HEADERS})
+    await send({"type": "http.response.body", "body": _PAGE.read_bytes()})
 
 
 class _Exchange:

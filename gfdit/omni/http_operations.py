@@ -3,6 +3,8 @@
 - ``ready``: HTTP 200 if requests should be sent here, else 503 with the reason. ``/health`` is about the process.
 - ``load``: what there is to serve with, what is left to do, by when it is due, and what requests take.
 - ``requests``: every live request, what it is at and how much slack it has.
+- ``state``: these two, the ranks, deadlines and faults, for people: `gfdit top` and the page show it.
+- ``ui``: the page, one file without anything secret; it asks for the key and then for ``state``.
 
 They read what the engine in this process knows (:mod:`gfdit.observe.metrics`), so they cost the engine nothing and
 answer while it is busy. ``docs/metrics.md`` has the fields.
@@ -39,6 +41,11 @@ async def load() -> JSONResponse:
 @router.get("/requests")
 async def requests() -> JSONResponse:
     return _answer(None if SHOWN.server is None else SHOWN.server.requests())
+
+
+@router.get("/state")
+async def state() -> JSONResponse:
+    return _answer(None if SHOWN.server is None else SHOWN.server.state())
 
 
 def _answer(found: dict[str, Any] | None) -> JSONResponse:

@@ -84,9 +84,9 @@ def test_what_is_left_of_requests() -> None:
     world.run()
     first = next(snapshot for snapshot in world.snapshots if len(snapshot.requests) == 3)
     rows = {row.id: row for row in first.requests}
-    assert rows["c"].state == "queued" and rows["c"].degree == 0
+    assert rows["c"].state == "queued" and not rows["c"].ranks
     assert rows["c"].left_s == rows["c"].left_rank_s == AROUND_S + 2 * STEP_S[1]
-    assert rows["a"].state == "running" and rows["a"].degree == 1
+    assert rows["a"].state == "running" and len(rows["a"].ranks) == 1
     assert rows["b"].deadline_s == 20.5 and rows["b"].slo_class == "fast"
     left = [[row.left_rank_s or 0.0 for row in each.requests if row.id == "b"] for each in world.snapshots]
     known = [one[0] for one in left if one]

@@ -31,7 +31,7 @@ def request(name: str, slo_class: str = "default", deadline_s: float | None = No
 def row(
     name: str, slo_class: str = "default", deadline_s: float | None = None, left_s: float = 4.0
 ) -> RequestState:
-    return RequestState(name, "m", slo_class, "running", 2, 1, 4, deadline_s, left_s, 2 * left_s)
+    return RequestState(name, "m", slo_class, "running", "denoise", (0, 1), 1, 4, deadline_s, left_s, 2 * left_s)
 
 
 def snapshot(
@@ -214,7 +214,9 @@ def test_every_live_request_is_listed() -> None:
         "model": "m",
         "slo_class": "default",
         "state": "running",
+        "task": "denoise",
         "degree": 2,
+        "ranks": [0, 1],
         "steps_done": 1,
         "num_steps": 4,
         "left_s": 4.0,

@@ -148,7 +148,7 @@ def test_readiness_is_not_liveness(engine: LoneEngine) -> None:
 
 def test_load_and_requests_say_what_the_control_process_told(engine: LoneEngine) -> None:
     api = Api()
-    row = RequestState("r1", "m", "default", "running", 2, 1, 4, None, 3.0, 6.0)
+    row = RequestState("r1", "m", "default", "running", "denoise", (0, 1), 1, 4, None, 3.0, 6.0)
     engine.executor.client.tell(Snapshot(0, 0.0, SNAPSHOT.ranks, requests=[row]))
     wait_until(lambda: api.get("/v1/gfdit/load").json()["live_ranks"] == 2, "the snapshot is there")
     assert api.get("/v1/gfdit/load").json()["backlog_rank_s"] == 6.0
