@@ -141,7 +141,8 @@ class Meter:
     def _requests(self, now_s: float) -> list[RequestState]:
         plane = self._plane
         seen: set[_Class] = set()
-        view = plane.state.view(now_s, plane.cost)
+        # Not what a policy is shown: making that lets a component that failed long ago be tried again.
+        view = SchedulerView(now_s, (), plane.state.request_views, (), (), plane.cost)
         return [self._request(record, view, seen) for record in plane.state.requests.values()]
 
     def _request(self, record: RequestRecord, view: SchedulerView, seen: set[_Class]) -> RequestState:
