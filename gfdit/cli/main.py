@@ -15,6 +15,11 @@ from typing import Any, NoReturn
 
 USAGE_ERROR = 2
 INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
+# Which extra of pyproject.toml brings a module that the base installation lacks.
+EXTRAS = {"matplotlib": "sim", "scipy": "sim", "tqdm": "sim", "rich": "top", "httpx": "demo", "PIL": "demo"}
+# What comes with vLLM, which no extra installs: it has to suit the machine.
+SERVER_MODULES = ("torch", "triton", "vllm", "vllm_omni", "diffusers", "transformers", "safetensors", "tokenizers")
+INSTALL_SERVER = "install vLLM 0.30 as the machine needs it, then: pip install 'gfdit[omni]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        return _fail(prog, f"this command needs {error.name}, which is not installed")
+        return _fail(prog, _how_to_install((error.name or "").partition(".")[0]))
     except (ValueError, OSError) as error:
         return _fail(prog, str(error))
 
@@ -108,6 +113,15 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(["usage: gfdit COMMAND [options]   (gfdit COMMAND --help)", "", *lines])
+
+
+def _how_to_install(module: str) -> str:
+    """One line for the module that an import lacked."""
+    if module in EXTRAS:
+        return f"needs {module}: pip install 'gfdit[{EXTRAS[module]}]'"
+    if module in SERVER_MODULES:
+        return f"needs {module}: {INSTALL_SERVER}"
+    return f"needs {module}, which is not installed"
 
 
 def _fail(prog: str, message: str) -> int:

@@ -83,7 +83,7 @@ def _registered(path: Path) -> dict[str, tuple[str, str]]:
 def _omni_root() -> Path:
     spec = importlib.util.find_spec("vllm_omni")
     if spec is None or spec.origin is None:
-        raise ValueError("vLLM-Omni is not installed: pip install gfdit[serve]")
+        raise ValueError("needs vLLM-Omni: pip install 'gfdit[omni]'")
     return Path(spec.origin).parent / "diffusion"
 
 

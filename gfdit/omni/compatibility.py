@@ -168,7 +168,7 @@ def installed_sources(*first: Path) -> Sources:
         if Sources(*places).place_of(package) is None:
             spec = importlib.util.find_spec(package)
             if spec is None or spec.origin is None:
-                raise ValueError(f"{package} is not installed: pip install gfdit[serve]")
+                raise ValueError(f"needs {package}: install vLLM 0.30, then pip install 'gfdit[omni]'")
             places.append(Path(spec.origin).parent.parent)
     return Sources(*places)
 
