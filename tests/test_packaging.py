@@ -149,7 +149,7 @@ def test_base_installation_tells_what_is_missing(installed: Path, tmp_path: Path
         "serve MODEL --ranks 2": "gfdit serve: error: needs torch: install vLLM 0.30 as the machine needs it, "
         "then: pip install 'gfdit[omni]'",
     }
-    command = [installed.with_name("python"), "-c", EVERY_COMMAND]
+    command: list[str | Path] = [installed.with_name("python"), "-c", EVERY_COMMAND]
     done = subprocess.run(command, cwd=tmp_path, input="\n".join(lacking), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == list(lacking.values())
