@@ -154,6 +154,22 @@ def test_a_load_that_ends_its_process_again_and_again_ends_the_requests_that_nee
     assert [load.component for load in driver.loads[MAX_FAILURES:]] == ["net"]
 
 
+def test_who_needs_a_component_on_more_ranks_than_can_have_it_ends() -> None:
+    """It is on one of two ranks, and the other never gets it: those that run on both would wait for ever."""
+    driver = Driver([Component("base", 3)])
+    for rank, resident in enumerate((("base",), ())):
+        driver.tell(ev.RankLost(rank, "late"))
+        driver.tell(ev.RankJoined(rank, resident))
+    driver.error = "no such file"
+    driver.tell(arrival("wide", "base", SP_2))
+    reason = "component base cannot be loaded: no such file"
+    assert driver.endings == [cmd.FailRequest("wide", reason, 503)] and not driver.faults
+    driver.tell(arrival("late", "base", SP_2))
+    assert driver.endings[1:] == [cmd.FailRequest("late", reason, 503)]
+    driver.tell(arrival("narrow", "base"))
+    assert [run.layout.ranks for run in driver.ran] == [(0,)]
+
+
 def test_what_can_run_is_not_held_up_by_what_has_no_place() -> None:
     driver = Driver([Component("text", 1, ranks=(0,)), Component("vae", 1)], policy=Triage())
     driver.tell(ev.RankLost(0, "test"))

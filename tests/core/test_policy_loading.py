@@ -103,7 +103,10 @@ def test_arguments_are_typed_by_the_annotations(file: Path, name: str, text: str
 def test_wrong_names_and_arguments(file: Path) -> None:
     mine = f"{file}:Mine"
     assert error_of("x") == f"unknown policy 'x', known: {', '.join(known_policies())}"
-    assert error_of("fcfs", groupsize="1") == "policy fcfs has no argument 'groupsize', known: group_size (int)"
+    assert error_of("edf", groupsize="1") == "policy edf has no argument 'groupsize', it takes none"
+    assert error_of("fcfs", groupsize="1") == (
+        "policy fcfs has no argument 'groupsize', known: group_size (int), assign (request or task)"
+    )
     assert error_of("fcfs", group_size="x") == "policy fcfs: argument group_size must be int, got 'x'"
     assert error_of("fcfs", group_size="0") == "policy fcfs: group_size must be at least 1, got 0"
     assert error_of(mine) == f"policy {mine} needs the argument size (int)"

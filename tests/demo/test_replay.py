@@ -248,12 +248,12 @@ def test_command(fake_server: FakeServer, tmp_path: Path, capsys: pytest.Capture
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [".._a.png", "b.png"]
     fake_server.answer = lambda body: (503, "gone")
     assert main(argv) == 1
-    assert "b: status 503: gone" in capsys.readouterr().out
+    assert "2 x HTTP 503: gone" in capsys.readouterr().out
 
 
 def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", "--base-url", "http://x"]) == 2
-    assert "--trace" in capsys.readouterr().err
+    assert main(["bench", "serve", "--base-url", "http://127.0.0.1:1", "--num-prompts", "1"]) == 2
+    assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
     assert main(["bench"]) == 2
     assert main(["bench", "nothing"]) == 2
     assert main(["bench", "serve", "--base-url", "http://x", "--trace", "absent.jsonl"]) == 2

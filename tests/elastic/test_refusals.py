@@ -147,11 +147,12 @@ def test_more_ranks_than_devices_fails_the_start(model: Path, tmp_path: Path) ->
 def test_a_request_too_many_is_turned_away_at_once() -> None:
     from vllm_omni.errors import OmniClientError
 
+    from gfdit.observe.metrics import ServerMetrics
     from gfdit.omni.engine import ElasticDiffusionEngine
     from gfdit.omni.settings import Settings
 
     engine = ElasticDiffusionEngine.__new__(ElasticDiffusionEngine)
-    engine.settings = Settings.parse({"gfdit": {"max_requests": 3}})
+    engine.settings, engine.metrics = Settings.parse({"gfdit": {"max_requests": 3}}), ServerMetrics(1)
     engine._submissions, engine._num_alive = queue.Queue(), 2
     engine._submissions.put(None)  # type: ignore[arg-type]  # one more waits to be sent
     with pytest.raises(OmniClientError, match="3 requests are alive already") as refusal:

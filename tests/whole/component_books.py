@@ -138,14 +138,17 @@ class ComponentBooks:
             raise ContractError(f"{move} does not bring it from {maker.ranks} to {command.layout}")
 
     def _check_end(self, command: cmd.FailRequest, life: Life) -> None:
-        """It needs a component that was tried often enough in vain, and that nobody has."""
+        """It needs a component that was tried often enough in vain, and on more ranks than have it."""
         name = command.error.split()[1]
-        if all(task.component != name for task in life.graph.tasks):
+        sizes = [[spec.size for spec in task.candidates] for task in life.graph.tasks if task.component == name]
+        if not sizes:
             raise ContractError(f"{command}, which does not need it")
         if name in self._ever_hopeless:
             return
-        if self._is_anywhere(name):
-            raise ContractError(f"{command} although a rank has it")
+        if sum(name in held for held in self._held.values()) >= max(
+            map(max, sizes)
+        ):  # narrower ones may take too much memory
+            raise ContractError(f"{command} although ranks enough have it")
         if self._failures.get(name, 0) < MAX_FAILURES:
             raise ContractError(f"{command} after {self._failures.get(name, 0)} failures")
 

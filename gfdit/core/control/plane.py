@@ -57,6 +57,7 @@ from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView, batch_view
 from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
+from gfdit.core.policy.placing import copies_of
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 from gfdit.core.tasks import TaskKind
 
@@ -481,7 +482,10 @@ class ControlPlane:
                 continue  # nothing can go on without them
             if self._wakes or self._quarantine.suspected:
                 return
-            # No event would ever come, but of a rank that joins. A policy need not begin what it cannot finish.
+            # No event would ever come, but of a rank that joins.
+            if self._residency.table and self._end_hopeless(state.requests.values()):
+                continue  # what they waited for may have been dropped since they came
+            # A policy need not begin what it cannot finish.
             if runnable := state.runnable():
                 if any([state.can_denoise(task) for task in runnable]):
                     self._complain(
@@ -944,20 +948,28 @@ class ControlPlane:
         return True
 
     def _end_without(self, component: str) -> None:
-        """A load has failed: if it is hopeless, end the requests that need it and have it nowhere."""
-        if not (reason := self._residency.why_not(component, self._now_s)):
-            return
-        if any([component in rank.resident for rank in self.state.ranks.present.values()]):
-            return
-        for record in self.state.needing(component):
+        """A load has failed: if it is hopeless, end the requests that need it on more ranks than have it."""
+        if self._residency.why_not(component, self._now_s):
+            self._end_hopeless(self.state.needing(component))
+
+    def _end_hopeless(self, records: Iterable[RequestRecord]) -> bool:
+        """End those of ``records`` that lack a component for good; False if there are none."""
+        alive = [record for record in records if record.ending is None]
+        hopeless = [(record, reason) for record in alive if (reason := self._lacks_component(record))]
+        for record, reason in hopeless:
             self._end(record, cmd.FailRequest(record.request.id, reason, UNAVAILABLE))
+        return bool(hopeless)
 
     def _lacks_component(self, record: RequestRecord) -> str:
-        """Why ``record`` cannot be served, if something that it needs is nowhere and cannot be loaded."""
-        needed = {task.component for task in record.graph.tasks if task.component}
-        for rank in self.state.ranks.present.values():
-            needed -= rank.resident
-        return next(filter(None, [self._residency.why_not(name, self._now_s) for name in sorted(needed)]), "")
+        """Why ``record`` cannot be served: what cannot be loaded, and is on fewer ranks than some task takes."""
+        least: dict[str, int] = {}  # ranks, by component
+        for task in record.graph.tasks:
+            if task.component and record.states[task.id] is not TaskState.FINISHED:
+                size = min([spec.size for spec in record.offered(task)], default=0)
+                least[task.component] = max(least.get(task.component, 0), size)
+        copies = copies_of(self.state.ranks.present.values())
+        short = [name for name in sorted(least) if copies[name] < least[name]]
+        return next(filter(None, [self._residency.why_not(name, self._now_s) for name in short]), "")
 
     # ------------------------------------------------------------------------------------------------------------
     # Ranks that fail (the rules are in ``quarantine``), go and come
