@@ -30,7 +30,7 @@ help:
 	@echo "make endurance  half an hour of a real server with mixed sizes: what its processes hold"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
 	@echo "make report-default  only the default policy against all others, from fewer traces"
-	@echo "make kernels  compile every kernel variant and record what it takes"
+	@echo "make kernels  compile every kernel variant, record what it takes, test them all: after any change of a kernel"
 	@echo "make lint format types clean"
 
 setup: $(STAMP)
@@ -86,6 +86,7 @@ report-default: setup
 
 kernels: setup
 	@$(BIN)/python tools/compile_kernels.py
+	@$(BIN)/python -m pytest tests/kernels/test_compiled.py --all-kernels
 
 lint: setup
 	@$(BIN)/ruff check

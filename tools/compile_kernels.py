@@ -1,11 +1,13 @@
 """Compile every kernel variant ahead of time, without a GPU, and record what each takes: ``make kernels``.
 
-Writes ``docs/kernels.json`` (a line per variant) and the table in ``docs/kernels.md`` (a line per kernel).
+Writes ``docs/kernels.json`` (of which source they are, a line per variant) and the table in ``docs/kernels.md`` (a
+line per kernel).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -39,6 +41,7 @@ SMALL_PATHS = (
     "low_latency_pull",
     "low_latency_all_reduce",
 )
+KERNELS = ROOT / "gfdit" / "kernels"
 RECORD = ROOT / "docs" / "kernels.json"
 PAGE = ROOT / "docs" / "kernels.md"
 BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
@@ -140,7 +143,18 @@ def to_record(results: Iterable[Compiled]) -> dict[str, Any]:
     variants: dict[str, dict[str, list[int]]] = {}
     for result in results:
         variants.setdefault(result.variant, {})[str(result.capability)] = list(result.figures)
-    return {"triton": triton.__version__, "figures": list(Figures._fields), "variants": variants}
+    head = {"triton": triton.__version__, "sources": sources_digest(), "figures": list(Figures._fields)}
+    return {**head, "variants": variants}
+
+
+def sources_digest() -> str:
+    """Of all that the kernels are made from, without lines that are blank or a comment."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(KERNELS.glob("*.py")):
+        lines = [line.rstrip() for line in path.read_text().splitlines()]
+        code = [line for line in lines if line and not line.lstrip().startswith("#")]
+        digest.update("\n".join([path.name, *code, ""]).encode())
+    return digest.hexdigest()
 
 
 def write_record(record: dict[str, Any]) -> None:

@@ -117,8 +117,23 @@ def alone(name: str, z: torch.Tensor) -> torch.Tensor:
         return make(name).decode(z, return_dict=False)[0]
 
 
-@pytest.mark.parametrize("ranks", [(0,), (2, 0), (1, 3, 0), (3, 1, 0, 2)], ids=str)
-@pytest.mark.parametrize("name", VAES)
+RANKS = ((0,), (2, 0), (1, 3, 0), (3, 1, 0, 2))
+QUICK = {"images": (1, 3, 0), "videos": (2, 0)}  # of the large ones
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(
+            name,
+            ranks,
+            id=f"{name}-{ranks}",
+            marks=() if QUICK.get(name, ranks) == ranks else pytest.mark.thorough,
+        )
+        for name in VAES
+        for ranks in RANKS
+    ],
+)
 def test_every_degree_gives_the_bits_of_one_rank(name: str, ranks: tuple[int, ...]) -> None:
     z = latents(name, 104, 80)
     expected = alone(name, z)

@@ -1,7 +1,7 @@
 """Kernels compiled for three generations of GPUs, without one: what they need is there, and what it costs.
 
 A selection for one of them, or with ``--all-kernels`` every variant for all. ``make kernels`` renews the record
-that this is compared with.
+that this is compared with, and is to be run whenever a kernel changes: it compiles and looks at all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tools.compile_kernels import (
     compile_one,
     every_job,
     selected_jobs,
+    sources_digest,
     target_of,
     to_table,
     usage_of,
@@ -169,6 +170,11 @@ def test_the_record_is_complete_and_true(compiled, record) -> None:
             assert result.figures.shared_bytes <= shared_bytes + 1024, result.variant
             assert result.figures.flight_bytes == flight_bytes, result.variant
             assert abs(result.figures.turn_instructions - turn_instructions) <= 32, result.variant
+
+
+def test_the_record_is_of_these_kernels(record) -> None:
+    """So what the selection leaves out has been compiled as it is now."""
+    assert record["sources"] == sources_digest(), "kernels have changed since all were compiled: run make kernels"
 
 
 def test_nothing_of_the_record_spills(record) -> None:
