@@ -23,7 +23,7 @@ What decides is here, in the order in which a request meets it. What it decides 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from operator import attrgetter
@@ -57,7 +57,6 @@ from gfdit.core.cost import CostModel, UnknownCostError
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView, batch_view
 from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
-from gfdit.core.policy.placing import copies_of
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 from gfdit.core.tasks import TaskKind
 
@@ -967,7 +966,7 @@ class ControlPlane:
             if task.component and record.states[task.id] is not TaskState.FINISHED:
                 size = min([spec.size for spec in record.offered(task)], default=0)
                 least[task.component] = max(least.get(task.component, 0), size)
-        copies = copies_of(self.state.ranks.present.values())
+        copies = Counter([name for rank in self.state.ranks.present.values() for name in rank.resident])
         short = [name for name in sorted(least) if copies[name] < least[name]]
         return next(filter(None, [self._residency.why_not(name, self._now_s) for name in short]), "")
 
