@@ -21,6 +21,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.timeline import Span, TimelineWriter, read_timeline
 from gfdit.sim.bounds.work import narrowest_rank_s
+from gfdit.sim.fleet import Fleet, FleetOptions
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.results import summarize
@@ -56,7 +57,10 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One simulation, in a form that can go to another process. Of ``workflows`` requests name one."""
+    """One simulation, in a form that can go to another process. Of ``workflows`` requests name one.
+
+    With a ``fleet``, ``options`` are of each of its servers.
+    """
 
     policy: PolicyChoice
     trace: tuple[TraceRequest, ...]
@@ -64,6 +68,7 @@ class Job:
     options: SimulationOptions
     grace_s: float = 0.0
     workflows: WorkflowSource | None = None
+    fleet: FleetOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,13 @@ class Outcome:
 
 def simulate(job: Job, timeline: Path | None = None) -> Outcome:
     """Raises ``ValueError`` for a policy that cannot be loaded or a trace that cannot be served."""
+    if job.fleet is not None:
+        fleet = Fleet(job.policy.load, job.table, job.trace, job.options, job.fleet)
+        with _told_where_it_hangs(fleet, job.policy.label):
+            done = fleet.run()
+        return Outcome(
+            summarize(done, grace_s=job.grace_s, narrowest_rank_s=_narrowest_rank_s(job)), _complaint(done)
+        )
     graphs = None if job.workflows is None else job.workflows.graphs(job.options.num_ranks)
     simulator = Simulator(job.policy.load(), job.table, job.trace, job.options, graphs)
     with _told_where_it_hangs(simulator, job.policy.label):
@@ -84,11 +96,15 @@ def simulate(job: Job, timeline: Path | None = None) -> Outcome:
         else:
             with TimelineWriter(timeline, job.options.num_ranks, base_s=0.0) as writer:
                 done = simulator.run(writer)
+    return _outcome(job, done)
+
+
+def _outcome(job: Job, done: SimulationRun) -> Outcome:
     return Outcome(summarize(done, grace_s=job.grace_s, narrowest_rank_s=_narrowest_rank_s(job)), _complaint(done))
 
 
 @contextmanager
-def _told_where_it_hangs(simulator: Simulator, policy: str) -> Iterator[None]:
+def _told_where_it_hangs(simulator: Simulator | Fleet, policy: str) -> Iterator[None]:
     """A line on stderr, once, if nothing happens for :data:`HANG_S` seconds: a policy that loops has no end."""
     ended, thread = threading.Event(), threading.get_ident()
 

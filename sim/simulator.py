@@ -110,8 +110,13 @@ class Simulator:
         trace: Sequence[TraceRequest],
         options: SimulationOptions,
         workflows: Callable[[Request], TaskGraph] | None = None,
+        *,
+        to_come: Sequence[TraceRequest] = (),
     ) -> None:
-        """``workflows`` makes the graph of a request, whose ``model`` is then a workflow's name."""
+        """``workflows`` makes the graph of a request, whose ``model`` is then a workflow's name.
+
+        Of ``to_come`` any may be submitted later (:meth:`submit`).
+        """
         self._options = options
         self._timeline: TimelineWriter | None = None
         # The control plane corrects its model by what it measures; true times stay as they are.
@@ -124,10 +129,10 @@ class Simulator:
         self._failing = dict(options.component_failures)
         if workflows is None:
             graphs = GraphBuilder(self._true_cost, options.num_ranks)
-            for request in trace:
+            for request in (*trace, *to_come):
                 graphs.check(request.request())
             self._build: Callable[[Request], TaskGraph] = graphs.build
-            models = frozenset(request.model for request in trace)
+            models = frozenset(request.model for request in (*trace, *to_come))
             ranks = [RankRecord(rank, models, node_of(rank)) for rank in range(options.num_ranks)]
         else:
             self._build = workflows
@@ -179,11 +184,34 @@ class Simulator:
         self._timeline = timeline
         while self._queue:
             self._happen_next()
+        return self.end()
+
+    def submit(self, request: TraceRequest) -> None:
+        """One that was not in the trace arrives, now that everything before it has happened (:meth:`advance`)."""
+        assert request.id not in self._requests, request.id
+        self._requests[request.id] = simulated = SimulatedRequest(request)
+        self._result.requests.append(simulated)
+        self._now_s = request.arrival_s
+        self._arrive(request)
+
+    def advance(self, until_s: float) -> None:
+        """Let everything happen that happens before ``until_s``."""
+        while self._queue and self._queue[0][0] < until_s:
+            self._happen_next()
+
+    def end(self) -> SimulationRun:
+        """What has happened, now that nothing is left to happen."""
+        assert not self._queue
         self._control.check_integrity()
         starved = {request.trace.id for request in self._result.requests if request.status is Status.STARVED}
         assert starved == self._control.state.requests.keys(), "a request was lost"
         assert starved or self._control.idle, "something is left that no request needs"
         return self._result
+
+    @property
+    def control(self) -> ControlPlane:
+        """To look at."""
+        return self._control
 
     @property
     def num_happened(self) -> int:

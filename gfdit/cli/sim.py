@@ -22,6 +22,7 @@ from gfdit.sim.costs.flux_edits import flux_edits
 from gfdit.sim.costs.workflow_costs import GIB
 from gfdit.sim.device_memory import DeviceMemory
 from gfdit.sim.edit_workloads import template_names
+from gfdit.sim.fleet import ROUTERS, FleetOptions
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.rank_faults import RankFailure, SlowRank
 from gfdit.sim.results import as_table, describe, write_requests_csv
@@ -41,6 +42,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rank-gib", type=float, metavar="GIB", help="of a rank, for components of workflows; default: all fit"
     )
     add_simulation_options(parser, costs_required=False)
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="so many servers of --ranks each, and a router (docs/fleet.md)",
+    )
+    parser.add_argument("--router", choices=ROUTERS, help="of --replicas (default: least-connections)")
+    parser.add_argument(
+        "--router-interval-s",
+        type=float,
+        metavar="S",
+        help="how often it asks for their load (default: 1)",
+    )
     parser.add_argument("--json", metavar="OUT", type=Path, help="write the result there, by policy if several")
     parser.add_argument("--csv", metavar="OUT.csv", type=Path, help="write a row per policy and request there")
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
@@ -182,7 +196,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.trace}: the trace has no requests")
     if workflows is None and (doubt := far_outside(trace, table)):
         print(f"gfdit sim: warning: {doubt}", file=sys.stderr)
-    jobs = [Job(policy, trace, table, options, args.grace_s, workflows) for policy in policies]
+    fleet = _fleet(args)
+    jobs = [Job(policy, trace, table, options, args.grace_s, workflows, fleet) for policy in policies]
     runs = dict(zip((policy.label for policy in policies), _simulate(jobs, args), strict=True))
     results = {name: outcome.result for name, (outcome, _) in runs.items()}
     if args.bound:
@@ -214,6 +229,28 @@ def _workflows(
     source = WorkflowSource(args.workflows)
     num_bytes = None if args.rank_gib is None else int(args.rank_gib * GIB)
     return source, replace(options, components=source.components, component_bytes=num_bytes)
+
+
+def _fleet(args: argparse.Namespace) -> FleetOptions | None:
+    """Raises ``ValueError`` for what is not simulated of several servers."""
+    if args.replicas is None:
+        if args.router is not None or args.router_interval_s is not None:
+            raise ValueError("--router and --router-interval-s are of several servers: --replicas says how many")
+        return None
+    for option, given in (
+        ("--workflows", args.workflows),
+        ("--bound", args.bound),
+        ("--timeline", args.timeline),
+        ("--plot", args.plot),
+    ):
+        if given:
+            raise ValueError(f"{option} is of one server: leave out --replicas")
+    chosen = FleetOptions(args.replicas)
+    if args.router is not None:
+        chosen = replace(chosen, router=args.router)
+    if args.router_interval_s is not None:
+        chosen = replace(chosen, interval_s=args.router_interval_s)
+    return chosen
 
 
 def _simulate(jobs: Sequence[Job], args: argparse.Namespace) -> list[tuple[Outcome, list[Span]]]:

@@ -1,14 +1,12 @@
 """`gfdit top`: a live view of a running server in a terminal. It only reads."""
 
 import argparse
-import json
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+
+from gfdit.cli.server_routes import ask_server
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 LANE_LENGTH = 60  # looks
 MAX_REQUESTS = 30
-OPEN_TIMEOUT_S = 10.0
 
 State = Mapping[str, Any]
 """The answer of ``/v1/gfdit/state``; ``docs/metrics.md`` has the fields."""
@@ -56,24 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 def fetch_state(url: str, api_key: str | None) -> State:
     """Raises ``ValueError`` that says in a line why there is none."""
-    address = f"{url.rstrip('/')}/v1/gfdit/state"
-    if not address.startswith(("http://", "https://")):
-        raise ValueError(f"--url must begin with http:// or https://, got {url!r}")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(address, headers=headers), timeout=OPEN_TIMEOUT_S
-        ) as answer:
-            state = json.load(answer)
-    except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.UNAUTHORIZED:
-            raise ValueError(f"{url} asks for a key: --api-key") from None
-        if error.code == HTTPStatus.NOT_FOUND:
-            raise ValueError(f"{url} is no server of gfdit: it has no /v1/gfdit/state") from None
-        raise ValueError(f"{url} answers HTTP {error.code}") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
-    if not isinstance(state, dict) or "rank_states" not in state:
+    state = ask_server(url, "state", api_key)
+    if "rank_states" not in state:
         raise ValueError(f"{url} is no server of gfdit: its /v1/gfdit/state is something else")
     return state
 

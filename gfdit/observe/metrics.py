@@ -18,12 +18,10 @@ from typing import Any
 from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric as Family
 
+from gfdit.core.routing import due_within_s
 from gfdit.core.tasks import Request
 from gfdit.observe import catalogue as names
 from gfdit.observe.snapshot import Numbers, RankNumbers, RequestState, Series, Snapshot, Totals
-
-DUE_BOUNDS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Work is told by when it is due: in at most so many seconds from now, the overdue first."""
 
 _Values = Mapping[tuple[str, tuple[str, ...]], Sequence[float]]
 
@@ -169,7 +167,7 @@ class ServerMetrics:
             classes = [self._classes.get(row.slo_class[: names.MAX_CLASS_LENGTH], names.OTHER) for row in rows]
         due: dict[tuple[float, str], float] = {}
         for row, slo_class in zip(rows, classes, strict=True):
-            within_s = _due_within_s(row.deadline_s, now_s)
+            within_s = due_within_s(row.deadline_s, now_s)
             due[within_s, slo_class] = due.get((within_s, slo_class), 0.0) + (row.left_rank_s or 0.0)
         return {
             "ready": reason is None,
@@ -362,12 +360,6 @@ def _add(family: Family, metric: names.Metric, labels: dict[str, str], numbers: 
 
 def _text(bound: float) -> str:
     return str(float(bound))
-
-
-def _due_within_s(deadline_s: float | None, now_s: float) -> float:
-    """The first of the bounds by which it is due; infinity if it is later, or never."""
-    left_s = math.inf if deadline_s is None else deadline_s - now_s
-    return next((bound for bound in DUE_BOUNDS_S if left_s <= bound), math.inf)
 
 
 class Shown:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import multiprocessing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from gfdit.omni.vllm_symbols import MEMBERS, SYMBOLS, VERSION
 
 _THIS = f"this vLLM-Omni (gfdit needs {VERSION})"
 _MODELS = "vllm_omni.diffusion.models."
+
+_REPLICA_PROCESS = "StageDiffusionProc"  # as vllm_omni.diffusion.stage_diffusion_proc names it
 
 _SHARDED = "its weights would be sharded at load, and every rank must be able to run any task"
 _STATIC = "gfdit chooses it for every task; leave it at 1"
@@ -171,6 +174,20 @@ def installed_sources(*first: Path) -> Sources:
                 raise ValueError(f"needs {package}: install vLLM 0.30, then pip install 'gfdit[omni]'")
             places.append(Path(spec.origin).parent.parent)
     return Sources(*places)
+
+
+def check_process() -> None:
+    """Raise ``ValueError`` in a process that vLLM-Omni has started for one replica of several behind one server.
+
+    When such a replica is lost, vLLM-Omni 0.30 goes on sending to it: the whole server stands still while
+    ``/health`` says 200. Nor do replicas drain there, and ``/metrics`` and ``/v1/gfdit/`` know nothing of them.
+    """
+    if multiprocessing.current_process().name == _REPLICA_PROCESS:
+        raise ValueError(
+            "gfdit takes one engine per server, in the server's own process: with several replicas behind one "
+            "server (--omni-dp-size-local, --headless, --stage-id) the loss of one would freeze them all; run "
+            "`gfdit serve` on every node and a router in front (docs/fleet.md)"
+        )
 
 
 def check_config(od_config: Any) -> None:

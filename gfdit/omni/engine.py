@@ -43,7 +43,7 @@ from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import SHOWN, ServerMetrics
 from gfdit.observe.snapshot import Snapshot
-from gfdit.omni.compatibility import check_config, check_symbols
+from gfdit.omni.compatibility import check_config, check_process, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
 from gfdit.omni.recordings import Recordings
@@ -77,6 +77,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _init_process_hooks(self, od_config: OmniDiffusionConfig) -> None:
         """The first step of the base constructor: refuse a bad configuration before any process starts."""
+        check_process()
         self.settings = Settings.parse(od_config.additional_config)
         check_config(od_config)
         self.num_ranks = _resolve_ranks(od_config, self.settings)

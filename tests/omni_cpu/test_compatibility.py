@@ -5,19 +5,23 @@ A release is looked at by its source alone: here copies of the installed one, wi
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import zipfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from gfdit.cli.main import USAGE_ERROR, main
-from gfdit.omni.compatibility import check_symbols, faults_of, installed_sources
+from gfdit.omni.compatibility import check_process, check_symbols, faults_of, installed_sources
 from gfdit.omni.plugin import find_accelerator
 from gfdit.omni.vllm_symbols import MEMBERS, SYMBOLS, VERSION
 from tests.support import vllm_uses
@@ -33,6 +37,42 @@ def test_everything_that_the_code_uses_is_looked_for() -> None:
     assert vllm_uses.symbols() == SYMBOLS
     assert vllm_uses.members() == MEMBERS
     assert importlib.metadata.version("vllm-omni") == VERSION
+
+
+def _refusal(told: Connection) -> None:
+    try:
+        check_process()
+    except ValueError as error:
+        told.send(str(error))
+    told.close()
+
+
+def refusal_in(process_name: str) -> str:
+    """Of a process that is started as vLLM-Omni starts its replicas."""
+    starting = multiprocessing.get_context("spawn")
+    ours, theirs = starting.Pipe()
+    process = starting.Process(target=_refusal, args=(theirs,), name=process_name)
+    process.start()
+    theirs.close()
+    with contextlib.suppress(EOFError):
+        return str(ours.recv())
+    process.join()
+    return ""
+
+
+def test_a_replica_of_several_behind_one_server_is_refused() -> None:
+    source = importlib.util.find_spec("vllm_omni.diffusion.stage_diffusion_proc")
+    assert source is not None and source.origin is not None
+    names = [
+        keyword.value.value
+        for call in ast.walk(ast.parse(Path(source.origin).read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "Process"
+        for keyword in call.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    ]
+    assert len(names) == 2 and len({*names}) == 1, names  # beside the server, and headless
+    assert "run `gfdit serve` on every node" in refusal_in(str(names[0]))
+    assert refusal_in("SpawnProcess-1") == ""
 
 
 def test_this_vllm_omni_has_it_all() -> None:
