@@ -99,12 +99,13 @@ class Fleet:
         ]
         self._turns = itertools.count()
         self._told_s = -math.inf
-        self._choose: Callable[[TraceRequest], int] = {
+        routers: dict[str, Callable[[TraceRequest], int]] = {
             "round-robin": self._next_in_turn,
             "least-connections": partial(self._least_connections, weighted=False),
             "least-backlog": partial(self._least_connections, weighted=True),
             "deadline-aware": self._deadline_aware,
-        }[fleet.router]
+        }
+        self._choose = routers[fleet.router]
         self._asks_loads = fleet.router in ("least-backlog", "deadline-aware")
         self.now_s = 0.0
 
