@@ -117,7 +117,7 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_base_installation_simulates_a_policy(installed: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "my_policy.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "examples" / "02_write_a_policy.py", tmp_path / "mine.py")
     costs = ("--costs", "flux-h100", "--ranks", "4")
     workload = ("poisson", "--load", "0.7", "--num-requests", "20", "--out", "trace.jsonl")
     _run(installed, "workload", *workload, *costs, cwd=tmp_path)

@@ -63,16 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args[0]
     if name not in COMMANDS:
         return _fail("gfdit", f"unknown command {name!r}; allowed: {', '.join(COMMANDS)}")
-    command = COMMANDS[name]
     prog = f"gfdit {name}"
     try:
-        module = importlib.import_module(command.module)
-        parser = _Parser(prog=prog, description=command.summary, allow_abbrev=False)
-        module.configure(parser)
+        module = importlib.import_module(COMMANDS[name].module)
         own, passthrough = _split(args[1:])
-        if passthrough and not command.takes_passthrough:
+        if passthrough and not COMMANDS[name].takes_passthrough:
             raise ValueError(f"takes nothing after --, got: {' '.join(passthrough)}")
-        namespace = parser.parse_args(own)
+        namespace = parser_of(name).parse_args(own)
         namespace.passthrough = passthrough
         status = int(module.run(namespace))
         sys.stdout.flush()
@@ -87,6 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(prog, _how_to_install((error.name or "").partition(".")[0]))
     except (ValueError, OSError) as error:
         return _fail(prog, str(error))
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Of a command of :data:`COMMANDS`. It raises ``ValueError`` for what it does not understand."""
+    parser = _Parser(prog=f"gfdit {name}", description=COMMANDS[name].summary, allow_abbrev=False)
+    importlib.import_module(COMMANDS[name].module).configure(parser)
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

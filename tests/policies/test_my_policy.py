@@ -16,7 +16,7 @@ from tests.support.timed_cluster import simulate
 from tests.support.workload import make_request
 
 ROOT = Path(__file__).parents[2]
-SPEC = f"{ROOT / 'examples' / 'my_policy.py'}:OldestWidest"
+SPEC = f"{ROOT / 'examples' / '02_write_a_policy.py'}:OldestWidest"
 
 
 def test_it_serves_the_oldest_request_on_as_many_ranks_as_it_may() -> None:
@@ -81,6 +81,6 @@ def test_what_breaks_a_rule_is_told(policy: Callable[[], Policy], told: str) -> 
 
 
 def test_the_documentation_shows_it() -> None:
-    source = (ROOT / "examples" / "my_policy.py").read_text()
+    source = (ROOT / "examples" / "02_write_a_policy.py").read_text()
     shown = (ROOT / "docs" / "policies.md").read_text().split("```python\n")[1].split("```")[0].partition("\n")[2]
     assert shown in source

@@ -190,7 +190,7 @@ WIDE = ("--policy", "fcfs", "--policy-arg", "group_size=2")
 
 
 def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = f"{ROOT / 'examples' / 'my_policy.py'}:OldestWidest"
+    example = f"{ROOT / 'examples' / '02_write_a_policy.py'}:OldestWidest"
     policies = (*WIDE, "--policy", "fcfs", "--policy", example)
     assert sim(*policies, "--json", "r.json", "--bound", "--grace-s", "1") == 0
     out = capsys.readouterr().out.splitlines()

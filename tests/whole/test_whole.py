@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from tests.whole.mutants import FROM_SEED, MUTANTS, RARE, WEATHER
+from tests.whole.mutants import FROM_SEED, MUTANTS, WEATHER
 from tests.whole.storm import Storm, replay_command, storm
 
 NUM_EVENTS = 15_000
 MUTANT_EVENTS = 60_000  # within which each must be found, from its seed on; most are in the first run
-RARE_EVENTS = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +28,10 @@ def test_no_fault_breaks_the_books(done: Storm) -> None:
     assert done.counts["loads that went well"] > 100 and seldom <= done.counts.keys(), done.counts
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in RARE else ()) for name in MUTANTS]
-)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    num_events = RARE_EVENTS if name in RARE else MUTANT_EVENTS
-    done = storm(FROM_SEED.get(name, 0), num_events=num_events, change=WEATHER.get(name))
+    done = storm(FROM_SEED.get(name, 0), num_events=MUTANT_EVENTS, change=WEATHER.get(name))
     assert done.failed_seed is not None
     assert not done.failure.startswith("TypeError"), f"it was not planted well: {done.failure}"
     again = storm(done.failed_seed, num_events=1, change=WEATHER.get(name))

@@ -1,6 +1,10 @@
 """A policy in ten lines: oldest request first, each task as wide as the free ranks allow.
 
-Try it: gfdit serve MODEL --ranks 4 --policy examples/my_policy.py:OldestWidest --policy-arg max_ranks=2
+Checks that it keeps the rules, also with ranks that are slow or lost, and compares it with the default policy:
+
+    python examples/02_write_a_policy.py
+
+The same file serves: gfdit serve MODEL --ranks 4 --policy examples/02_write_a_policy.py:OldestWidest
 """
 
 from dataclasses import dataclass
@@ -26,3 +30,24 @@ class OldestWidest:
                 if layout := free.take(spec, task.model, last):
                     dispatches.append(Dispatch((task.id,), layout))
         return Decision(tuple(dispatches))
+
+
+def main() -> None:
+    from tempfile import TemporaryDirectory
+
+    from gfdit.cli.main import main as gfdit
+    from gfdit.sim.checking import check_policy
+
+    check_policy(OldestWidest, seeds=range(1))
+    print("OldestWidest keeps the rules")
+    costs = ("--costs", "flux-h100", "--ranks", "4")
+    with TemporaryDirectory() as folder:
+        trace = f"{folder}/trace.jsonl"
+        gfdit(["workload", "gamma", *costs, "--load", "0.8", "--num-requests", "40", "--out", trace])
+        for policy in ("triage", f"{__file__}:OldestWidest"):
+            print()
+            gfdit(["sim", "--trace", trace, *costs, "--policy", policy])
+
+
+if __name__ == "__main__":
+    main()
