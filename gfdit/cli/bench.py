@@ -8,7 +8,8 @@ TARGETS = {
         "gfdit.cli.bench_comm",
         "measure collectives, and the table by which kernels choose how to move data",
     ),
-    "serve": ("gfdit.cli.bench_serve", "replay a trace against a running server"),
+    "serve": ("gfdit.cli.bench_serve", "send requests to a running server when they are due, and say how it did"),
+    "compare": ("gfdit.cli.bench_compare", "what several servers did with the same requests, side by side"),
     "migration": (
         "gfdit.cli.bench_migration",
         "measure artifacts on their way from layout to layout, against gloo",

@@ -209,10 +209,13 @@ def write_images(outcomes: "Sequence[Outcome]", directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for outcome in outcomes:
         if outcome.image is not None:
-            # An id is the trace author's: keep it from leaving the folder.
-            name = re.sub(r"[^\w.-]", "_", outcome.id)
             suffix = "mp4" if outcome.image[4:8] == b"ftyp" else "png"
-            (directory / f"{name}.{suffix}").write_bytes(outcome.image)
+            (directory / f"{picture_stem(outcome.id)}.{suffix}").write_bytes(outcome.image)
+
+
+def picture_stem(request_id: str) -> str:
+    """An id is the trace author's: it is kept from leaving the folder."""
+    return re.sub(r"[^\w.-]", "_", request_id)
 
 
 class _Server:
@@ -309,6 +312,7 @@ def _source(args: argparse.Namespace, options: "ReplayOptions") -> dict[str, Any
         "max_concurrency": options.max_concurrency,
         "send_slo": options.send_slo,
         "timeout_s": options.request_timeout_s,
+        "images": None if args.images is None else str(args.images),
     }
 
 
