@@ -194,7 +194,7 @@ def frames_of(path: Path) -> np.ndarray:
             return np.asarray(image.convert("RGB"))[None]
     import av
 
-    with av.open(io.BytesIO(path.read_bytes())) as video:
+    with av.open(io.BytesIO(path.read_bytes()), "r") as video:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
 
 

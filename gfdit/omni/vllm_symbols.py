@@ -187,7 +187,12 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
         "DiffusionModelRunner": None,
     },
     "vllm_omni.diffusion.worker.diffusion_worker": {
+        "AsyncDiffusionOutput": None,
+        "AsyncOutputKind": None,
+        "AsyncOutputKind.OUTPUT_READY": None,
         "DiffusionWorker": None,
+        "WorkerProc": None,
+        "WorkerProc._async_output_loop": "self",
         "WorkerWrapperBase": None,
     },
     "vllm_omni.diffusion.worker.request_batch": {

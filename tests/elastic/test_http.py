@@ -17,6 +17,7 @@ import openai
 import pytest
 from PIL import Image, ImageOps
 
+from gfdit.cli.main import main
 from gfdit.observe.catalogue import METRICS
 from gfdit.observe.timeline import Span, read_timeline
 from tests.support.leftovers import nothing_left
@@ -246,6 +247,25 @@ def test_metrics_are_right_after_some_requests(server: ServerProcess) -> None:
     assert (load["live_ranks"], load["alive"], load["backlog_rank_s"], load["reason"]) == (2, 0, 0.0, None)
     assert min(metric(server, "gfdit_rank_busy_seconds_total")) > 0
     assert set(metric(server, "vllm_omni:num_requests_running")) == {0.0}
+
+
+def test_a_client_under_load_counts_what_the_server_counts(server: ServerProcess, tmp_path: Path) -> None:
+    """`gfdit bench serve` with the server's own counters beside its own."""
+    argv = ["bench", "serve", "--base-url", server.base_url, "--width", "128", "--height", "128", "--slo"]
+    argv += ["--num-inference-steps", "2", "--num-prompts", "4", "--goodput", "e2el:600000"]
+    assert main([*argv, "--json", str(tmp_path / "r.json")]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    figures = {(one["metric"], one["figure"]): one for one in result["server"]["figures"]}
+    for metric, figure, count in (
+        ("http_requests_total", "HTTP 2xx", 4),
+        ("gfdit_requests_total", "completed", 4),
+        ("gfdit_requests_rejected_total", "turned away", 0),
+        ("gfdit_deadlines_met_total", "deadlines met, t2i", 4),
+    ):
+        assert (figures[metric, figure]["client"], figures[metric, figure]["server"]) == (count, count)
+    mean = figures["gfdit_request_seconds", "mean latency, s"]
+    assert 0 < mean["server"] <= mean["client"]
+    assert result["ranks"] == 2 and 0 < result["rank_busy_ratio"] <= 1
 
 
 def test_the_openai_client(server: ServerProcess) -> None:
