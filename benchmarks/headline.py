@@ -476,7 +476,7 @@ def kept(result: Mapping[str, Any]) -> dict[str, Any]:
         "latencies_s": [None if r["latency_s"] is None else round(r["latency_s"], 3) for r in result["requests"]],
         "client_was_bottleneck": result["client"]["was_bottleneck"],
         "others_share": round(result["others_share"], 3),
-        "server_figures": result.get("server", {}).get("figures"),
+        "figures": result.get("server", {}).get("figures"),
         "date": result["source"]["date"],
     }
 
@@ -527,7 +527,7 @@ def cell(servers: Mapping[str, Mapping[str, Any]], server: str, workload: str, m
 
 def lead(servers: Mapping[str, Mapping[str, Any]], server: str, workload: str) -> str:
     """By how many points the default policy has more in time, trace by trace."""
-    base, other = (by_trace(servers, name, workload) for name in (BASE, server))
+    base, other = (by_trace(servers, name, workload) if name in servers else {} for name in (BASE, server))
     field = METRICS["in time, %"][0]
     found = [base[name][field] - other[name][field] for name in other if name in base]
     if server == BASE or not found:
@@ -570,7 +570,7 @@ def markdown(report: dict[str, Any]) -> str:
                 f"{lead(servers, server, workload)} |"
                 for server in servers
             ]
-        lines += ["", *pictures_lines(model["pictures"])]
+        lines += ["", *pictures_lines(model["pictures"]), "", agreement_line(servers)]
         shares = [one["others_share"] for by in servers.values() for one in by.values()]
         lost = sum(one["num_requests"] - one["num_completed"] for by in servers.values() for one in by.values())
         lines += [
@@ -604,6 +604,31 @@ def pictures_lines(pictures: Mapping[str, Any] | None) -> list[str]:
         f"Of {pictures['num_pictures']} pictures of the first trace so many have the values of those of "
         f"{pictures['reference']} (in brackets the largest difference of a value, of 255): {', '.join(parts)}."
     ]
+
+
+def agreement_line(servers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Client against server. Behind a router there are only the counts of whichever replica is asked for them."""
+    counts: list[float] = []
+    means: dict[str, float] = {}
+    for server, by in servers.items():
+        figures = (
+            [] if server.endswith((LEAST, ONE_QUEUE)) else [f for one in by.values() for f in one["figures"] or ()]
+        )
+        for figure in figures:
+            if figure["difference"] is None:
+                continue
+            if "mean" in figure["figure"]:
+                name = f"`{figure['metric']}`"
+                means[name] = max(means.get(name, 0.0), abs(figure["difference"]))
+            else:
+                counts.append(figure["difference"])
+    if not counts:
+        return "No server told its own counts."
+    differ = ", ".join(f"{name} {100 * value:.1f} %" for name, value in means.items())
+    return (
+        f"Of {len(counts)} counts of the servers {len(counts) - counts.count(0.0)} differ from the client's; "
+        f"their mean latencies differ from its own by at most: {differ}."
+    )
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

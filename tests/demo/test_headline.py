@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -14,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from benchmarks import headline
 from benchmarks.headline import ALL, TINY, by_trace, cell, haproxy_config, lead, models_of, router, server_names
@@ -21,7 +25,10 @@ from gfdit.cli.replay import Outcome
 from gfdit.cli.replay_report import summarize
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.workloads import PATTERNS
+from tests.support.fake_image_server import FakeServer, fake_server, image_answer
 from tests.support.waiting import HANG_S, wait_until
+
+__all__ = ["fake_server"]
 
 
 def arguments(monkeypatch: pytest.MonkeyPatch, *argv: str) -> argparse.Namespace:
@@ -100,6 +107,50 @@ def test_a_report_of_what_is_there(
     assert "| +50.0 ± 0.0 |" in page.read_text()
     assert page.with_suffix(".png").exists() and page.with_suffix(".json").exists()
     assert "20 of 20 runs are done" in capsys.readouterr().out
+
+
+def test_a_run_that_was_cut_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fake_server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through ``gfdit bench serve`` itself, against a server that answers at once."""
+    started: list[str] = []
+
+    @contextmanager
+    def serving(run: headline.Run, args: argparse.Namespace) -> Iterator[str]:
+        started.append(run.server)
+        yield fake_server.base_url
+
+    monkeypatch.setattr(headline, "serving", serving)
+    png = io.BytesIO()
+    Image.new("RGB", (8, 8), "grey").save(png, "PNG")
+    fake_server.answer = lambda body: image_answer(png.getvalue())
+    folder = tmp_path / "work" / "qwen-image"
+    table = load_cost_table("qwen-image-h20")
+    fast = tuple(replace(entry, seconds=entry.seconds / 50) for entry in table.entries)
+    folder.mkdir(parents=True)
+    replace(table, entries=fast).save(folder / "costs.json")
+    (folder / "profiled").touch()
+    (folder / "model").mkdir()
+    argv = ["--tiny", "qwen-image", "--policies", "triage", "--seeds", "1", "--trace-s", "0.3", "--no-cfg"]
+    argv += ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    arguments(monkeypatch, *argv, "--limit-s", "0")
+    assert headline.main() == 0
+    assert "0 of 8 runs are done" in capsys.readouterr().out and not started
+    arguments(monkeypatch, *argv, "--servers", "stock SP2")
+    assert headline.main() == 0
+    assert started == ["stock SP2"]
+    arguments(monkeypatch, *argv)
+    assert headline.main() == 0
+    assert started[1:] == ["gfdit triage", "2 replicas, least connections", "2 replicas, one queue"]
+    told = ["gfdit" in body.get("extra_params", {}) for body in fake_server.seen if "num_inference_steps" in body]
+    assert any(told) and not all(told)
+    (page,) = (tmp_path / "out").glob("headline_*.md")
+    assert "| gfdit triage | 100.0 |" in page.read_text() and "+0.0" in page.read_text()
+    assert "4 pictures of the first trace" in page.read_text() and "stock SP2 4 (0)" not in page.read_text()
+    assert "gfdit triage 4 (0)" in page.read_text()
 
 
 def test_the_router_is_told_every_replica() -> None:
