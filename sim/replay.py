@@ -11,11 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from gfdit.core import ControlPlane, RankRecord
-from gfdit.core.cost.table import NominalCostModel, TableCostModel
+from gfdit.core.cost.table import cost_model
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingReader, TimedEvent, command_line, refusal_line
 
@@ -49,6 +50,8 @@ def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Re
     """
     num_events = num_commands = 0
     with RecordingReader(path) as recording:
+        if not recording.header.from_start:
+            raise ValueError(f"{path}: it was switched on while the server ran, and begins in the midst of it")
         plane = make_control_plane(recording.header, policy_args or {})
         for step in recording.steps():
             num_events += 1
@@ -67,12 +70,12 @@ def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Re
 def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) -> ControlPlane:
     """The control plane of the server that wrote ``header``, at its start."""
     policy = load_policy(header.policy, {**header.policy_args, **policy_args}, header.admission)
-    cost = NominalCostModel() if header.costs is None else TableCostModel(header.costs)
+    make_cost = partial(cost_model, skips_steps=header.skips_steps)
     ranks = [RankRecord(rank, frozenset({header.model})) for rank in range(header.num_ranks)]
-    return ControlPlane(
+    plane = ControlPlane(
         policy,
         ranks,
-        cost,
+        make_cost(header.costs),
         run_ahead=header.run_ahead,
         max_retries=header.max_retries,
         checkpoint_every_steps=header.checkpoint_every_steps,
@@ -80,7 +83,10 @@ def make_control_plane(header: RecordingHeader, policy_args: Mapping[str, str]) 
         device_memory_bytes=header.device_memory_bytes,
         max_queue_s=header.max_queue_s,
         first_id=header.first_id,
+        drained=header.drained,
     )
+    plane.make_cost = make_cost
+    return plane
 
 
 def _answer(plane: ControlPlane, given: TimedEvent) -> list[bytes]:

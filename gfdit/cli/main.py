@@ -38,6 +38,9 @@ COMMANDS = {
     ),
     "top": Command("gfdit.cli.top", "watch a running server: ranks, requests, deadlines, faults"),
     "agent": Command("gfdit.cli.agent", "tell HAProxy how much of the traffic a server should get"),
+    "admin": Command(
+        "gfdit.cli.admin", "change a running server: policy, costs, limits, files; drain or add ranks, drain it"
+    ),
     "sim": Command("gfdit.cli.sim", "run a trace through a policy under a virtual clock, without a GPU"),
     "sweep": Command("gfdit.cli.sweep", "compare policies over workloads, loads, deadlines and seeds"),
     "plan": Command("gfdit.cli.plan", "find the fewest ranks that meet a target on a trace or workload"),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gfdit.cli.server_routes import ask_server
+from gfdit.cli.server_routes import add_server_options, ask_server, key_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -22,8 +22,7 @@ State = Mapping[str, Any]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--api-key", help="the key that the server was started with")
+    add_server_options(parser)
     parser.add_argument("--interval-s", type=float, default=1.0, help="between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="one look, then end; for scripts")
 
@@ -34,18 +33,18 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    view = View(args.url)
+    view, key = View(args.url), key_of(args)
     console = Console()
     if args.once:
-        view.take(fetch_state(args.url, args.api_key))
+        view.take(fetch_state(args.url, key))
         console.print(view.render())
         return 0
-    view.take(fetch_state(args.url, args.api_key))  # a wrong address or key ends it at once
+    view.take(fetch_state(args.url, key))  # a wrong address or key ends it at once
     with Live(view.render(), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(args.interval_s)
             try:
-                view.take(fetch_state(args.url, args.api_key))
+                view.take(fetch_state(args.url, key))
             except ValueError as error:
                 view.trouble = str(error)  # it may come back
             live.update(view.render(), refresh=True)

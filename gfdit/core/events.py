@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gfdit.core.artifacts.views import ArtifactView
+from gfdit.core.cost.file import CostTable
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Request, Shape, TaskGraph, TaskKind
 
@@ -192,6 +193,30 @@ class Reconnected(_Event, frozen=True, gc=False):
     resident: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
+class PolicyChoice(Struct, frozen=True, gc=False):
+    """As :func:`gfdit.core.policy.loading.load_policy` takes it."""
+
+    policy: str
+    args: dict[str, str] = {}
+    admission: str = "none"
+
+
+class SettingsChanged(_Event, frozen=True, gc=False):
+    """An operator has changed how the server works: all of this is so from now on.
+
+    Only policy and costs stay as they are where they are None. ``costs`` without entries are nominal times. They
+    come with a ``choice``, since a policy may remember times. ``drained`` are the ranks that are to be
+    given nothing; a rank in it that holds something hands it on first.
+    """
+
+    choice: PolicyChoice | None = None
+    costs: CostTable | None = None
+    max_queue_s: float | None = None
+    max_retries: int = 3
+    checkpoint_every_steps: int = 0
+    drained: tuple[int, ...] = ()
+
+
 class WakeUp(_Event, frozen=True, gc=False):
     """A time asked for with :class:`~commands.WakeAt` has come."""
 
@@ -217,6 +242,7 @@ Event = (
     | RankLost
     | RankJoined
     | Reconnected
+    | SettingsChanged
     | WakeUp
     | LookAhead
 )

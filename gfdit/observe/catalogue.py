@@ -23,7 +23,7 @@ REASONS = (
     "queue_timeout",  # 503: max_queue_s
     "too_large",  # 400: it fits into no device's memory
     "unavailable",  # 503: ranks or components that it needs are lost
-    "draining",  # 503: the server is told to stop
+    "draining",  # 503: the server is told to stop, or an operator drains it
 )
 
 TASK_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -119,6 +119,9 @@ BACKLOG = _gauge(
 RANK_UP = _gauge("gfdit_rank_up", "rank", "", "1 while a rank serves, 0 while it is away")
 RANK_QUARANTINED = _gauge(
     "gfdit_rank_quarantined", "rank", "", "1 while a rank is given nothing because tasks have failed on it"
+)
+RANK_DRAINED = _gauge(
+    "gfdit_rank_drained", "rank", "", "1 while an operator has a rank drained, or it is being so"
 )
 QUARANTINES = _counter("gfdit_quarantines_total", "", "", "How often a rank was put into quarantine")
 RANK_RESTARTS = _counter(

@@ -82,6 +82,11 @@ class Meter:
         self._seconds.clear()
         self.decisions_s.clear()
 
+    def forget_times(self) -> None:
+        """The cost model is another one."""
+        self._estimates = Estimates()
+        self._services.clear()
+
     def moved(self, done: MigrationFinished) -> None:
         """Of every rank that takes part, those count that something came to."""
         if done.num_bytes and not done.error:
@@ -126,7 +131,7 @@ class Meter:
             record = state.ranks.present.get(rank)
             numbers.append(
                 RankNumbers(
-                    up=record is not None,
+                    up=record is not None and not record.leaving,
                     gone=rank in gone,
                     quarantined=record is not None and record.suspended,
                     restarts=restarts[rank],
@@ -134,6 +139,8 @@ class Meter:
                     busy_ratio=min(1.0, (self._busy_s[rank] - before_s[rank]) / passed_s),
                     artifact_bytes=held.get(rank, 0),
                     component_bytes=0 if record is None else state.residency.num_bytes(record.resident),
+                    leaving=record is not None and record.leaving,
+                    drained=self._plane.is_drained(rank),
                 )
             )
         return numbers

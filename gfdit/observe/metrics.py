@@ -43,7 +43,8 @@ class ServerMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_ranks = num_ranks
-        self.draining = False
+        self.stopping = False  # for good
+        self.draining = False  # until an operator says otherwise
         self._why_not_ready = why_not_ready
         self._clock = clock
         self._lock = threading.Lock()
@@ -148,13 +149,20 @@ class ServerMetrics:
         """Why no request should be sent here; None if all is well."""
         with self._lock:
             snapshot = self._snapshot
-        if self.draining:
+        if self.draining or self.stopping:
             return "draining"
         if (reason := self._why_not_ready()) is not None:
             return reason
         if snapshot is None:
             return "starting"
         return None if any([rank.up for rank in snapshot.ranks]) else "no live rank"
+
+    def ranks_up(self) -> list[int]:
+        """Those that serve, as far as was told."""
+        with self._lock:
+            return [
+                number for number, rank in enumerate(self._snapshot.ranks if self._snapshot else ()) if rank.up
+            ]
 
     def load(self) -> dict[str, Any]:
         """For routers and autoscalers: what there is to serve with, and what is left to do."""
@@ -172,7 +180,7 @@ class ServerMetrics:
         return {
             "ready": reason is None,
             "reason": reason,
-            "draining": self.draining,
+            "draining": self.draining or self.stopping,
             "age_s": round(max(0.0, now_s - snapshot.at_s), 3),
             "ranks": self.num_ranks,
             "live_ranks": sum([rank.up for rank in snapshot.ranks]),
@@ -312,6 +320,7 @@ class ServerMetrics:
             for metric, value in (
                 (names.RANK_UP, rank.up),
                 (names.RANK_QUARANTINED, rank.quarantined),
+                (names.RANK_DRAINED, rank.leaving or rank.drained),
                 (names.RANK_RESTARTS, rank.restarts),
                 (names.RANK_BUSY_RATIO, rank.busy_ratio),
                 (names.ARTIFACT_BYTES, rank.artifact_bytes),
@@ -328,6 +337,8 @@ class ServerMetrics:
 def _state_of(rank: RankNumbers) -> str:
     if rank.gone:
         return "gone"
+    if rank.leaving or rank.drained:
+        return "drained" if rank.drained else "draining"
     if not rank.up:
         return "restarting"
     return "quarantined" if rank.quarantined else "up"

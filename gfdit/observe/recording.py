@@ -35,7 +35,10 @@ _COMMAND_START = b'{"command":'
 
 
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control plane was made from. Without ``costs`` times are nominal."""
+    """What the control plane was made from. Without ``costs`` times are nominal.
+
+    One that was switched on while requests ran begins in the midst of them: it can be read, but not replayed.
+    """
 
     version: int = VERSION
     model: str
@@ -52,6 +55,8 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_s: float | None = None
     first_id: int = 0
     skips_steps: bool = False
+    drained: tuple[int, ...] = ()
+    from_start: bool = True
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ class RankNumbers(msgspec.Struct, array_like=True, frozen=True, gc=False):
     busy_ratio: float
     artifact_bytes: int
     component_bytes: int
+    leaving: bool = False  # it is being drained by an operator
+    drained: bool = False
 
 
 class RequestState(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -13,7 +13,7 @@ import pickle
 import queue
 import threading
 import time
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import SHOWN, ServerMetrics
 from gfdit.observe.snapshot import Snapshot
+from gfdit.omni.admin import RUNNING, Admin, Step
 from gfdit.omni.compatibility import check_config, check_process, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
 from gfdit.omni.launcher import ElasticExecutor, heap_kind
@@ -117,6 +118,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
         super()._init_runtime_state()
         self._submissions: queue.Queue[list[msg.Submit]] = queue.Queue()  # what follows is for after a miss
         self._after_miss: dict[str, msg.Submit] = {}  # of requests that try a cache
+        self._changes: queue.Queue[tuple[Step, Future[None]]] = queue.Queue()
+        self._change: tuple[Step, Future[None]] | None = None  # which the control process has been told
+        self._num_changes = 0
         self._results: dict[str, DiffusionOutput] = {}
         self._completed: dict[str, float] = {}  # when that was said
         self._calls: dict[int, _RpcTask] = {}
@@ -347,12 +351,23 @@ class ElasticDiffusionEngine(DiffusionEngine):
             return "starting"
         return "paused" if self._scheduling_paused else None
 
+    def begin_change(self, step: Step) -> Future[None]:
+        """See :class:`gfdit.omni.admin.Engine`; from any thread."""
+        future: Future[None] = Future()
+        self._changes.put((step, future))
+        if self._closed:  # there may be no loop any more to take it
+            self._fail_changes(RuntimeDownError(retryable("the engine is down")))
+        self.executor.wake()
+        return future
+
     # The loop: the only thread that talks to the control process from here on
 
     def _start_loop(self) -> None:
         """With the engine and not, as in vLLM-Omni, with its first request: a server that nobody has used yet must
         see its control process end, too."""
         self.stop_event = threading.Event()
+        model = None if self.workflows else self.settings.name_of(str(self.od_config.model))
+        RUNNING.admin = Admin(self, self.executor.run_dir, model)
         self._loop_started = True
         self.worker_thread = start_guarded(self._busy_loop, name="gfdit-engine", on_error=self._fail)
 
@@ -374,6 +389,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
             self._send_submissions()
             self._process_aborts_queue()
             self._process_rpc_queue()
+            self._tell_next_change()
             self._finish_pauses()
             self._fail_late_calls()
             self._fail_without_result()
@@ -439,6 +455,8 @@ class ElasticDiffusionEngine(DiffusionEngine):
                     self._deliver_if_complete(request_id)
             case cmd.CompleteRequest() | cmd.CancelRequest() | cmd.RejectRequest() | cmd.FailRequest():
                 self._on_ended(message)
+            case msg.Reconfigured(_, error):
+                self._on_changed(error)
             case Snapshot():
                 self.metrics.take(message)
                 self._num_left = self.num_ranks - message.num_gone
@@ -448,6 +466,30 @@ class ElasticDiffusionEngine(DiffusionEngine):
             case msg.CallDone(call_id):
                 if (task := self._calls.pop(call_id, None)) is not None:  # else it was given up
                     self._on_call_done(task, message)
+
+    def _tell_next_change(self) -> None:
+        """One after the other: each is made upon the one before."""
+        if self._change is None and not self._changes.empty():
+            self._change = self._changes.get()
+            self._num_changes += 1
+            self.executor.change(self._num_changes, self._change[0].control)
+
+    def _on_changed(self, error: str) -> None:
+        assert self._change is not None, "a change is under way"
+        (step, future), self._change = self._change, None
+        if error:
+            future.set_exception(ValueError(error))
+            return
+        self.settings = step.settings
+        for adapter in (self.adapter, self.workflows):
+            if adapter is not None:
+                adapter.limits = step.settings.limits
+        future.set_result(None)
+
+    def _fail_changes(self, error: BaseException) -> None:
+        while not self._changes.empty():
+            with suppress(queue.Empty):
+                self._changes.get_nowait()[1].set_exception(error)
 
     def _on_started(self, request_id: str, queue_wait_s: float) -> None:
         with self._cv:
@@ -574,6 +616,10 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _fail_pending_rpcs(self, exc: BaseException) -> None:
         """Also those that are under way."""
         super()._fail_pending_rpcs(exc)
+        if self._change is not None:
+            self._changes.put(self._change)
+            self._change = None
+        self._fail_changes(exc)
         waiting = [*self._calls.values(), *self._pauses]
         self._calls.clear()
         self._pauses.clear()

@@ -7,6 +7,7 @@ to those who wait. With this
 - a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
 - ``/v1/images/edits`` takes OpenAI's ``mask``, and ``extra_params`` as other endpoints do;
 - there are routes for routers and operators (:mod:`gfdit.omni.http_operations`);
+- while an operator drains the server, new requests get HTTP 503, and ``/health`` stays 200;
 - at SIGTERM or SIGINT requests that run have ``shutdown_timeout_s`` to end; ``/health`` and new requests get HTTP
   503 meanwhile, and so do those that run when time is over, or at a second signal.
 
@@ -54,7 +55,22 @@ _PAGE_HEADERS: list[Header] = [
     (b"content-security-policy", _POLICY.encode()),
 ]
 
+OF_OPERATORS = (
+    "/v1/gfdit/",
+    "/pause",
+    "/resume",
+    "/sleep",
+    "/wake_up",
+    "/start_profile",
+    "/stop_profile",
+    "/v1/omni/",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+"""Beginnings of paths that go on while an operator drains the server."""
+
 STOPPING = retryable("the server is shutting down")
+DRAINING = retryable("the server is drained: it takes no new requests")
 DOWN = retryable("the engine is down, the server's log says why")
 # What a request that was told to give up has to do so, and then a task that was cancelled.
 _GIVE_UP_S = 2.0
@@ -80,6 +96,12 @@ class HttpFront:
             if scope["method"] == "POST" and SHOWN.server is not None:
                 SHOWN.server.refused("draining")
             await _refuse(send)
+        elif scope["method"] == "POST" and (server := SHOWN.server) is not None and server.draining:
+            if scope["path"].startswith(OF_OPERATORS):
+                await self._pass_on(scope, receive, send)
+            else:
+                server.refused("draining")
+                await _refuse(send, DRAINING)
         elif scope["path"] == PAGE_PATH and scope["method"] == "GET":
             await _show_page(send)
         else:
@@ -121,7 +143,7 @@ class HttpFront:
         else:
             self._stopping = True
             if SHOWN.server is not None:
-                SHOWN.server.draining = True
+                SHOWN.server.stopping = True
             self._stop = asyncio.get_running_loop().create_task(self._drain(app))
 
     async def _drain(self, app: Any) -> None:
@@ -225,9 +247,9 @@ def _grace_s(app: Any) -> float:
     return float(given.get("shutdown_timeout_s", Settings().shutdown_timeout_s))
 
 
-async def _refuse(send: Send) -> None:
-    """The server stops, and so does the connection."""
-    await _answer(send, HTTPStatus.SERVICE_UNAVAILABLE, STOPPING, [(b"connection", b"close")])
+async def _refuse(send: Send, why: str = STOPPING) -> None:
+    """The connection ends, too: the next request should go elsewhere."""
+    await _answer(send, HTTPStatus.SERVICE_UNAVAILABLE, why, [(b"connection", b"close")])
 
 
 async def _answer(send: Send, status: HTTPStatus, error: str, headers: Iterable[Header]) -> None:

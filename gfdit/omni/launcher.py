@@ -147,6 +147,10 @@ class ElasticExecutor(DiffusionExecutor):
             # Every rank has attached: from here on nothing is left behind, whatever kills the server.
             self.heap.unlink()
 
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.client.config.run_dir)
+
     def change_payload(self, **changes: Any) -> None:
         """From now on a worker that replaces another one starts with these in its :class:`WorkerPayload`."""
         path = Path(self.client.config.worker_payload_path)
@@ -210,6 +214,10 @@ class ElasticExecutor(DiffusionExecutor):
     def send(self, message: msg.EngineMessage) -> None:
         with self._connection():
             self.client.send(message)
+
+    def change(self, change_id: int, changes: dict[str, Any]) -> None:
+        with self._connection():
+            self.client.change(change_id, changes)
 
     def receive(self, timeout_s: float) -> list[msg.ControlMessage | msg.Result]:
         with self._connection():

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -31,6 +31,7 @@ STEADY_S = 60.0
 One that was killed has, too, if any request has ended by then; not one that has ended by itself: the next one may
 go the same way at the same event.
 """
+REPLACED = "the control process was replaced meanwhile"
 LOADING_S = 60.0
 """How long a control process may take to say its first word: it has to be loaded."""
 
@@ -95,7 +96,8 @@ class ControlClient:
         self._started: set[str] = set()  # those of them that have left the queue
         self._unsent: list[msg.EngineMessage] = []  # while there is nobody to take them
         self._calls: dict[int, int] = {}  # unanswered: to how many ranks
-        self._lost_calls: list[msg.CallDone] = []
+        self._changes: dict[int, msg.Reconfigure] = {}  # unanswered
+        self._lost: list[msg.CallDone | msg.Reconfigured] = []  # answers to what went with a control process
         self._ready = False
         self._num_failures = 0  # control processes in a row that came to nothing
         self._start()
@@ -135,6 +137,16 @@ class ControlClient:
         elif not isinstance(message, msg.Submit):
             self._unsent.append(message)
 
+    def change(self, change_id: int, changes: Mapping[str, Any]) -> None:
+        """Have the control process, and those that may replace it, go on with other values of its configuration.
+
+        :class:`~messages.Reconfigured` with that id says whether they do. Changes are made one after the other.
+        """
+        assert not self._changes, "a change is under way"
+        message = msg.Reconfigure(change_id, msgspec.structs.replace(self.config, **changes))
+        self._changes[change_id] = message
+        self.send(message)
+
     def wake(self) -> None:
         """Make a blocked :meth:`receive` return."""
         self._link.wake()
@@ -155,8 +167,8 @@ class ControlClient:
             self._end_if_hanging()
         else:
             self._replace(self._how_it_ended(), self._link.returncode == HANGING_POLICY_EXIT)
-        messages += self._lost_calls
-        self._lost_calls = []
+        messages += self._lost
+        self._lost = []
         return messages
 
     def _hear(self, messages: list[msg.ControlMessage]) -> list[msg.ControlMessage]:
@@ -172,6 +184,10 @@ class ControlClient:
                     self._ready = True
                 case msg.CallDone(call_id):
                     self._calls.pop(call_id, None)
+                case msg.Reconfigured(change_id, error):
+                    change = self._changes.pop(change_id)
+                    if not error:
+                        self.config = msgspec.structs.replace(change.config, epoch=self.config.epoch)
                 case StartRequest(request_id):
                     self._started.add(request_id)
                 case _ if isinstance(message, msg.RequestEnd):
@@ -223,9 +239,15 @@ class ControlClient:
             config = msgspec.structs.replace(config, without_policy=True)
         logger.error("the control process %s: another one goes on with %d requests", how, len(self._alive))
         self._link.drop()
-        answer = (False, b"the control process was replaced meanwhile; the call may be made again")
-        self._lost_calls = [msg.CallDone(call_id, [answer] * number) for call_id, number in self._calls.items()]
+        answer = (False, f"{REPLACED}; the call may be made again".encode())
+        self._lost += [msg.CallDone(call_id, [answer] * number) for call_id, number in self._calls.items()]
+        # What it may have been doing so for a moment is not what the next one begins with.
+        self._lost += [
+            msg.Reconfigured(change_id, f"{REPLACED}: nothing has changed") for change_id in self._changes
+        ]
+        self._unsent = [message for message in self._unsent if not isinstance(message, msg.Reconfigure)]
         self._calls.clear()
+        self._changes.clear()
         self.config = msgspec.structs.replace(config, epoch=config.epoch + 1)
         self._start()
 

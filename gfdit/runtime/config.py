@@ -25,7 +25,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``restart_workers``, but not after ``max_restarts`` in a row that never became ready. ``incarnation``
     counts the processes of a worker's rank, ``epoch`` those that have been the control process: one that ends,
     or is silent for ``control_timeout_s`` and as long as a policy may think, is replaced, but not after
-    ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is done without.
+    ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is done without. Ranks in ``drained``
+    are given nothing, but stay.
     """
 
     run_dir: str
@@ -50,6 +51,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int = 3
     checkpoint_every_steps: int = 0
     max_queue_s: float | None = None
+    drained: tuple[int, ...] = ()
     skips_steps: bool = False
     restart_workers: bool = True
     max_restarts: int = 3
@@ -95,3 +97,19 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def rank_address(self, queue: str, rank: int) -> str:
         """Of the queue to a rank's process; one that replaces it has another."""
         return self.address(f"{queue}{rank}.{self.incarnation}")
+
+
+CHANGEABLE = (
+    "policy",
+    "policy_args",
+    "admission",
+    "without_policy",
+    "costs_path",
+    "timeline_path",
+    "record_path",
+    "max_retries",
+    "checkpoint_every_steps",
+    "max_queue_s",
+    "drained",
+)
+"""What may change while a server runs."""

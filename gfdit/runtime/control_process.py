@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,12 +27,13 @@ import msgspec
 from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
-from gfdit.core.cost.table import CostTable
+from gfdit.core.cost.table import NOMINAL, CostTable
 from gfdit.observe.meter import INTERVAL_S, MAX_SHARE, Meter
+from gfdit.observe.recording import RecordingWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
-from gfdit.runtime.config import RuntimeConfig
-from gfdit.runtime.plane import make_plane, open_recording
+from gfdit.runtime.config import CHANGEABLE, RuntimeConfig
+from gfdit.runtime.plane import choice_of, make_plane, open_recording
 from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import Arrived, ControlPort, ControlSockets
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
@@ -75,10 +77,9 @@ class ControlProcess:
         self._claims = claims
         self._clock = clock
         self._limits = TimeLimits(config, clock)
+        self._costs = costs
         self._recording = open_recording(config, costs)
-        self._timeline = (
-            TaskTimeline(config.timeline_path, config.num_ranks, self.plane) if config.timeline_path else None
-        )
+        self._timeline = self._open_timeline()
         self._payloads: dict[str, bytes] = {}  # of requests, for their first tasks
         self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
         self._withdrawn: deque[int] = deque()  # dispatches of which the plane has still to hear
@@ -89,8 +90,7 @@ class ControlProcess:
         self._wake_at_s: float | None = None
         models = [one.name for one in config.components] or [config.model]
         self._meter = Meter(self.plane, config.num_ranks, models, config.epoch)
-        if isinstance(self.plane.policy, GuardedPolicy):
-            self.plane.policy.seconds = self._meter.decisions_s
+        self._time_policy()
         self._alive_at_s = self._snapshot_at_s = 0.0
         self._told_idle = False
         self._told_ranks: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())  # lost, and for good
@@ -142,6 +142,14 @@ class ControlProcess:
         for file in (self._timeline, self._recording):
             if file is not None:
                 file.close()
+
+    def _open_timeline(self) -> TaskTimeline | None:
+        path = self.config.timeline_path
+        return None if path is None else TaskTimeline(path, self.config.num_ranks, self.plane)
+
+    def _time_policy(self) -> None:
+        if isinstance(self.plane.policy, GuardedPolicy):
+            self.plane.policy.seconds = self._meter.decisions_s
 
     def _start_all(self) -> None:
         for rank in range(self.config.num_ranks):
@@ -325,7 +333,7 @@ class ControlProcess:
         to_come = self._supervisor.plan_start(rank)
         self._feed(ev.RankLost(rank, how, for_good=not to_come))
         if not to_come:
-            left = self.config.num_ranks - len(self.plane.state.ranks.lost)
+            left = len(self.plane.state.ranks.present)
             logger.error("rank %d is not started again before the server is; %d others go on", rank, left)
             if not self._supervisor.any_to_come:
                 raise WorkerDiedError(f"no worker is left; the last one, rank {rank}: {how}")
@@ -371,7 +379,7 @@ class ControlProcess:
             case msg.CallWorkers(call_id, ranks, method, payload):
                 self._calls.add(call_id, ranks)
                 for rank in ranks:
-                    if rank not in self.plane.state.ranks.lost:
+                    if not self.plane.is_away(rank):
                         self._limits.called(rank, call_id, method)
                         self._port.send("compute", (rank,), msg.Call(call_id, method, payload))
                     else:
@@ -379,6 +387,13 @@ class ControlProcess:
                         answer = (True, msg.GONE) if gone else (False, f"rank {rank} is being started".encode())
                         if done := self._calls.reply(call_id, rank, *answer):
                             self._port.tell(done)
+            case msg.Reconfigure(change_id, config):
+                try:
+                    self._change_to(config)
+                except (ValueError, OSError) as error:
+                    self._port.tell(msg.Reconfigured(change_id, str(error)))
+                else:
+                    self._port.tell(msg.Reconfigured(change_id))
             case msg.Alive() | msg.Resubmitted():
                 pass
 
@@ -448,6 +463,38 @@ class ControlProcess:
         while self._withdrawn:
             self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
 
+    def _change_to(self, config: RuntimeConfig) -> None:
+        """Go on with ``config``. Raises ``ValueError`` or ``OSError`` where that cannot be; all is as before."""
+        old, new = self.config, msgspec.structs.replace(config, epoch=self.config.epoch)
+        changed = {name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)}
+        if fixed := changed.difference(CHANGEABLE):
+            raise ValueError(f"{', '.join(sorted(fixed))} cannot be changed while the server runs")
+        costs = self._costs
+        if "costs_path" in changed:
+            costs = None if new.costs_path is None else CostTable.load(new.costs_path)
+        renews = changed & {"costs_path", "policy", "policy_args", "admission", "without_policy"}
+        self._feed(
+            ev.SettingsChanged(
+                choice_of(new) if renews and not new.without_policy else None,
+                (costs or NOMINAL) if "costs_path" in changed else None,
+                new.max_queue_s,
+                new.max_retries,
+                new.checkpoint_every_steps,
+                new.drained,
+            )
+        )
+        self.config, self._costs = new, costs
+        if renews:
+            self._time_policy()
+            self._meter.forget_times()
+        if "record_path" in changed:
+            _close_beside(self._recording)
+            self._recording = open_recording(new, costs, from_start=False)
+        if "timeline_path" in changed:
+            _close_beside(self._timeline)
+            self._timeline = self._open_timeline()
+        logger.info("changed: %s", ", ".join(f"{name} {getattr(new, name)!r}" for name in sorted(changed)))
+
     # Output: each command where it belongs, in the order given; nothing here waits
 
     def _send_run(self, command: cmd.RunTask) -> None:
@@ -505,6 +552,12 @@ class ControlProcess:
         self._told_ranks, self._told_idle = ranks, idle
         self._port.tell(self._meter.snapshot(now_s, self._supervisor.restarts, ranks[1]))
         self._snapshot_at_s = self._clock() + max(INTERVAL_S, (self._clock() - now_s) / MAX_SHARE)
+
+
+def _close_beside(file: TaskTimeline | RecordingWriter | None) -> None:
+    """What is still to be written to a slow disk must not hold up serving."""
+    if file is not None:
+        threading.Thread(target=file.close, name="gfdit-close").start()
 
 
 @dataclass(slots=True)

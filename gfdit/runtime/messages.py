@@ -44,6 +44,7 @@ from gfdit.core.events import (
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
 from gfdit.observe.snapshot import Snapshot
+from gfdit.runtime.config import RuntimeConfig
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +84,17 @@ class CallWorkers(Message, frozen=True):
     payload: bytes
 
 
-EngineMessage = Submit | Resubmitted | RequestCancelled | CallWorkers | Alive
+class Reconfigure(Message, frozen=True):
+    """Go on with another configuration, as a control process that is started with it would.
+
+    The answer is :class:`Reconfigured`. Only what is in :data:`~gfdit.runtime.config.CHANGEABLE` may differ.
+    """
+
+    change_id: int
+    config: RuntimeConfig
+
+
+EngineMessage = Submit | Resubmitted | RequestCancelled | CallWorkers | Reconfigure | Alive
 
 
 # Control process to engine
@@ -104,6 +115,13 @@ class CallDone(Message, frozen=True):
     replies: list[tuple[bool, bytes]]
 
 
+class Reconfigured(Message, frozen=True):
+    """With an ``error`` nothing has changed."""
+
+    change_id: int
+    error: str = ""
+
+
 class Fatal(Message, frozen=True):
     """The runtime is down: every live request is lost."""
 
@@ -111,7 +129,7 @@ class Fatal(Message, frozen=True):
 
 
 RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
-ControlMessage = Ready | StartRequest | RequestEnd | CallDone | Snapshot | Fatal | Alive
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | Reconfigured | Snapshot | Fatal | Alive
 
 
 # Control process to worker

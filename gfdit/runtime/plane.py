@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 from gfdit.core import ControlPlane, Policy, RankRecord
 from gfdit.core.control.residency import Residency
 from gfdit.core.cost import CostModel
-from gfdit.core.cost.table import CostTable, NominalCostModel, TableCostModel
+from gfdit.core.cost.table import CostTable, cost_model
+from gfdit.core.events import PolicyChoice
 from gfdit.core.policy.fallback import FirstComeFirstServed
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingWriter
@@ -19,15 +21,20 @@ Plane = TypeVar("Plane", bound=ControlPlane)
 
 def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
     """Without ``costs`` times are nominal. Raises ``ValueError`` for a policy that cannot be loaded."""
-    policy: Policy
-    if config.without_policy:
-        policy = FirstComeFirstServed(config.policy)
-    else:
-        policy = load_policy(config.policy, config.policy_args, config.admission)
-        policy = GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
-    skips = config.skips_steps
-    cost = NominalCostModel(skips_steps=skips) if costs is None else TableCostModel(costs, skips_steps=skips)
-    return plane_of(config, policy, cost, ControlPlane)
+
+    def load(choice: PolicyChoice) -> Policy:
+        policy = load_policy(choice.policy, choice.args, choice.admission)
+        return GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
+
+    make_cost = partial(cost_model, skips_steps=config.skips_steps)
+    policy = FirstComeFirstServed(config.policy) if config.without_policy else load(choice_of(config))
+    plane = plane_of(config, policy, make_cost(costs), ControlPlane)
+    plane.load_policy, plane.make_cost = load, make_cost
+    return plane
+
+
+def choice_of(config: RuntimeConfig) -> PolicyChoice:
+    return PolicyChoice(config.policy, config.policy_args, config.admission)
 
 
 def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[Plane]) -> Plane:
@@ -47,10 +54,14 @@ def plane_of(config: RuntimeConfig, policy: Policy, cost: CostModel, kind: type[
         device_memory_bytes=config.device_memory_bytes,
         max_queue_s=config.max_queue_s,
         first_id=config.first_id,
+        drained=config.drained,
     )
 
 
-def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingWriter | None:
+def open_recording(
+    config: RuntimeConfig, costs: CostTable | None, *, from_start: bool = True
+) -> RecordingWriter | None:
+    """Without ``from_start`` of a control plane that has had events already."""
     if config.record_path is None:
         return None
     header = RecordingHeader(
@@ -68,5 +79,7 @@ def open_recording(config: RuntimeConfig, costs: CostTable | None) -> RecordingW
         max_queue_s=config.max_queue_s,
         first_id=config.first_id,
         skips_steps=config.skips_steps,
+        drained=config.drained,
+        from_start=from_start,
     )
     return RecordingWriter(config.record_path, header)

@@ -12,7 +12,7 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gfdit.core import ControlPlane, ExecutionLayout, Policy, RankRecord, Request, Task, TaskGraph
 from gfdit.core import commands as cmd
@@ -22,6 +22,9 @@ from gfdit.core.artifacts.views import UNKNOWN, ArtifactView, FieldView
 from gfdit.core.cost import CostModel
 from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.tasks import artifact_kind
+from gfdit.policies.equipartition import Equipartition
+from gfdit.policies.fcfs import Fcfs
+from gfdit.policies.random_layout import RandomLayout
 
 ECHO = "a peer failed"
 BEGUN, WITHDRAWN = "begun", "withdrawn"
@@ -69,6 +72,10 @@ class Faults:
     rank_lost: float = 0.0
     probe: float = 0.1
     late_report: float = 0.0
+    change: float = 0.0  # of what an operator may change
+
+
+CHANGES: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs, "equipartition": Equipartition, "random": RandomLayout}
 
 
 class Cluster:
@@ -90,7 +97,10 @@ class Cluster:
         self.faults = faults or Faults()
         ranks = [RankRecord(rank, frozenset(resident(rank))) for rank in range(num_ranks)]
         self.control = plane(policy, ranks, cost or NominalCostModel(), run_ahead=run_ahead)
+        self.control.load_policy = lambda choice: CHANGES[choice.policy]()
         self.workers = {rank: Worker() for rank in range(num_ranks)}
+        self.drained: set[int] = set()
+        self.handed_on: set[str] = set()  # artifacts, which a task may take along all the same
         self.lost: set[int] = set()
         self.now_s = 0.0
         self.endings: dict[str, list[cmd.Command]] = {}
@@ -113,8 +123,12 @@ class Cluster:
                 break
         else:
             raise AssertionError("the cluster does not come to rest")
+        self.faults = replace(self.faults, change=0.0)
         for rank in sorted(self.lost):
             self._join(rank)
+        for rank in self.control.state.ranks.lost:
+            assert self.control.is_drained(rank) and not self.workers[rank].store, f"rank {rank} is not put aside"
+        self._change_to(set(), None)
         while self._turn():
             pass
         starved = sorted(self.control.state.requests)
@@ -129,6 +143,8 @@ class Cluster:
             self._send(ev.RequestCancelled(self.random.choice(ids)))
         if self.control.state.requests and draw() < self.faults.rank_lost:
             self._lose_or_join(self.random.randrange(len(self.workers)))
+        if self.control.state.requests and draw() < self.faults.change:
+            self._change()
         if self._handed_in and draw() < self.faults.late_report:
             self._send(self.random.choice(self._handed_in))
         moves: list[Callable[[], None]] = []
@@ -159,7 +175,11 @@ class Cluster:
             self._emit(command)
 
     def _emit(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.RunTask):
+            assert self.drained.isdisjoint(command.layout.ranks), f"{command} is for a rank that is drained"
         if isinstance(command, (cmd.Migrate, cmd.FreeArtifacts)):
+            if isinstance(command, cmd.Migrate) and command.keep:
+                self.handed_on.add(command.artifact)
             for rank in command.ranks:
                 self._worker(rank).copies.append(command)
                 self._worker(rank).log.append(command)
@@ -186,7 +206,8 @@ class Cluster:
         elif isinstance(command, cmd.RestartRank):
             self._to_restart.append(command.rank)
         elif isinstance(command, TERMINAL):
-            if isinstance(command, cmd.FailRequest) and not command.error.startswith("policy "):
+            forgiven = isinstance(command, cmd.FailRequest) and command.error.startswith("policy ")
+            if isinstance(command, cmd.FailRequest) and not forgiven:
                 assert command.request_id in self.harmed, f"{command} for no reason"
                 assert command.error != ECHO, f"{command.request_id} failed with an echo for an error"
             self.endings.setdefault(command.request_id, []).append(command)
@@ -246,7 +267,7 @@ class Cluster:
         if whole:
             held = command.held
             lacking = [rank for rank, layout in held if not self._has_part(rank, command.artifact, layout)]
-            doomed = command.request_id in self.harmed
+            doomed = command.request_id in self.harmed or command.keep
             assert not lacking or doomed, f"ranks {lacking} do not hold their part of {command.artifact}"
             whole = not lacking
         if whole:
@@ -270,7 +291,7 @@ class Cluster:
         assert command.view == view, f"the control plane does not know what {name} consists of"
         stores = {rank: worker.store for rank, worker in self.workers.items()}
         held = {rank: store[name] for rank, store in stores.items() if name in store}
-        if command.request_id not in self.harmed:
+        if command.request_id not in self.harmed and command.artifact not in self.handed_on:
             plans = plan_transfers(view, held, command.target).transfers, command.transfers
             needed, planned = (sum(t.num_bytes * len(t.destinations) for t in plan) for plan in plans)
             assert planned == needed, f"{planned} bytes of {name} move, {needed} are needed"
@@ -389,7 +410,7 @@ class Cluster:
     def _lose_or_join(self, rank: int) -> None:
         if rank in self.lost:
             self._join(rank)
-        elif len(self.lost) + 1 < len(self.workers):
+        elif len(self.lost | self.drained | {rank}) < len(self.workers):
             self._lose(rank)
 
     def _lose(self, rank: int) -> None:
@@ -414,6 +435,25 @@ class Cluster:
     def _join(self, rank: int) -> None:
         self.lost.discard(rank)
         self._send(ev.RankJoined(rank))
+
+    # What an operator changes
+
+    def _change(self) -> None:
+        """Drain a rank, or have one back; sometimes another policy decides from now on."""
+        name = self.random.choice(list(CHANGES)) if self.random.random() < 0.3 else None
+        wanted = self.drained ^ {self.random.randrange(len(self.workers))}
+        if len(self.lost | wanted) < len(self.workers):
+            self._change_to(wanted, name)
+
+    def _change_to(self, drained: set[int], policy: str | None) -> None:
+        choice = None if policy is None else ev.PolicyChoice(policy)
+        before, self.drained = self.drained, drained
+        try:
+            self._send(ev.SettingsChanged(choice, drained=tuple(sorted(drained))))
+        except ValueError as error:
+            assert "could not go on" in str(error)
+            self.control.check_integrity()
+            self.drained = before
 
     # The books
 

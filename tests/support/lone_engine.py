@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import queue
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,8 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.closed = False
+        self.config = SimpleNamespace(run_dir=tempfile.mkdtemp(prefix="lone-engine-"))
+        self.changes: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
         self._sent: queue.Queue[Any] = queue.Queue()
         self._arriving: queue.Queue[Any] = queue.Queue()
         # Values of all ranks by method; calls to others are for the test to answer.
@@ -68,6 +72,9 @@ class FakeClient:
             value = pickle.dumps(self.answers[message.method])
             self.tell(msg.CallDone(message.call_id, [(True, value)] * _NUM_RANKS))
 
+    def change(self, change_id: int, changes: Mapping[str, Any]) -> None:
+        self.changes.put((change_id, changes))
+
     def wake(self) -> None:
         if self.closed:
             raise OSError(9, "Bad file descriptor")
@@ -84,6 +91,7 @@ class FakeClient:
 
     def close(self) -> None:
         self.closed = True
+        shutil.rmtree(self.config.run_dir, ignore_errors=True)
 
 
 class LoneExecutor(ElasticExecutor):

@@ -43,6 +43,10 @@ class EdgeResets:
         """The next reset of every edge is to a generation above this one."""
         self._first_generation = generation
 
+    def involves(self, rank: int) -> bool:
+        """Whether ``rank`` has still to reset an edge, or is held until others have."""
+        return any([rank in reset.waiting_for or rank in reset.held for reset in self._open.values()])
+
     def generations(self, one: int, other: int) -> dict[Lane, int]:
         """The newest that the edge between these ranks was told to be in, by lane."""
         pair = min(one, other), max(one, other)

@@ -18,6 +18,10 @@ What decides is here, in the order in which a request meets it. What it decides 
     device_memory   what fits into the memory of a device, learned from what tasks took and what did not fit
     quarantine      ranks that fail: who is to blame, and what follows
     outlook         what the policy is shown ahead of time
+
+An operator may drain a rank. It is *leaving* then: no policy sees it, what runs there goes on to its end, and what
+it alone holds is copied to others, or made again if it cannot be. Then it is *aside*: it holds nothing and is in
+the books as if it were lost, but its process stays, and joins again when the operator wants it.
 """
 
 from __future__ import annotations
@@ -54,9 +58,11 @@ from gfdit.core.control.recovery import is_lacking, restore
 from gfdit.core.control.residency import Residency
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel, UnknownCostError
+from gfdit.core.cost.table import CostTable, cost_model
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.policy import Admission, Decision, Dispatch, Policy, PolicyError, TaskView, batch_view
 from gfdit.core.policy.fallback import FaultReports, FirstComeFirstServed
+from gfdit.core.policy.loading import load_policy
 from gfdit.core.policy.rules import check_decision, check_dispatch, describe_mistake
 from gfdit.core.tasks import TaskKind
 
@@ -72,6 +78,11 @@ NUM_WATCHED = 4
 With hundreds of ranks, asking about all of them after every event would take longer than their steps. The others'
 turn comes before they end; until then what the policy said last about them stands.
 """
+
+
+def _load_policy(choice: ev.PolicyChoice) -> Policy:
+    return load_policy(choice.policy, choice.args, choice.admission)
+
 
 _by_end = attrgetter("ends_s")
 _by_width = attrgetter("sp", "size")
@@ -99,43 +110,43 @@ class ControlPlane:
         components: Iterable[Component] = (),
         component_bytes: int | None = None,
         first_id: int = 0,
+        drained: Iterable[int] = (),
     ) -> None:
         """With ``run_ahead`` 1 a request's next step may be queued behind the running one, if the policy agrees;
         with 0 every step waits for a decision. With ``max_artifact_bytes`` requests start, in order of arrival,
         only when a rank has room for all they will hold. ``device_memory_bytes`` is what tasks may take of a
         rank's memory, where that is not what ranks say. ``components`` are those of workflows, of which
-        ``component_bytes`` fit on a rank. Dispatches, copies and resets are numbered from ``first_id`` on. Raises
-        ``ValueError`` for other numbers.
+        ``component_bytes`` fit on a rank. Dispatches, copies and resets are numbered from ``first_id`` on. Ranks
+        in ``drained`` are given nothing. Raises ``ValueError`` for other numbers.
         """
         if run_ahead not in (0, 1):
             raise ValueError(f"run_ahead must be 0 or 1, got {run_ahead}")
-        self.policy = policy
         self.cost = cost
         self._residency = Residency(components, component_bytes)
-        self.state = ClusterState(
-            ranks, shows_bytes=bool(getattr(policy, "sees_memory", False)), residency=self._residency
-        )
-        # Where the policy does not say what is loaded where, what is lacking is.
-        self._fills_in = bool(self._residency.table) and not getattr(policy, "places_components", False)
+        self.state = ClusterState(ranks, residency=self._residency)
         self.state.last_id = first_id
         self.migrations: dict[int, MigrationRecord] = {}  # those that some rank has still to report on
         self._max_retries = max_retries
         self._budget = ArtifactBudget(max_artifact_bytes)
         self._memory = DeviceMemory(device_memory_bytes, max_artifact_bytes)
         self._holders = Holders(self.state, counts_bytes=self._budget.limited)
-        self._fallback = FirstComeFirstServed(policy.name)
         self._faults = FaultReports()
         self._quarantine = Quarantine()
         self._max_queue_s = max_queue_s
         self._unstarted: deque[RequestRecord] = deque()  # in order of arrival; some have started or ended since
         self._checkpoints = Checkpoints(self.state, checkpoint_every_steps)
         self._resets = EdgeResets(self.state.ranks)
-        self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
         self._unseen: deque[RequestRecord] = deque()  # wait for memory, or have ended meanwhile
-        # Only a policy that says so is asked ahead: it must not mind a state that may never come to be.
-        self._runs_ahead = run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
+        self._run_ahead = run_ahead
         self._gone: set[int] = set()  # ranks that will not join again
-        self._wakes = False  # the policy has asked to be asked again
+        self._drained = set(drained)  # by an operator, however far that is
+        self._aside: dict[int, tuple[str, ...] | None] = {}  # of them those that wait, with what they have loaded
+        for rank in self._drained:
+            self.state.ranks.leave(rank)
+        self._use_policy(policy)
+        # How a change makes another policy or cost model; a driver may have others made.
+        self.load_policy: Callable[[ev.PolicyChoice], Policy] = _load_policy
+        self.make_cost: Callable[[CostTable], CostModel] = cost_model
         # For operators: what has happened so far, and who wants to hear of each dispatch that went well.
         self.num_retries = self.num_suspicions = self.num_complaints = 0
         self.on_task_done: Callable[[DispatchRecord], None] | None = None
@@ -160,6 +171,7 @@ class ControlPlane:
             ev.RankLost: self._on_rank_lost,
             ev.RankJoined: self._on_rank_joined,
             ev.Reconnected: self._on_reconnected,
+            ev.SettingsChanged: self._on_settings_changed,
             ev.WakeUp: lambda event: True,
             ev.LookAhead: self._on_look_ahead,
         }
@@ -168,7 +180,7 @@ class ControlPlane:
         """Take one event in and return the commands that follow from it, in the order to emit them.
 
         Late events (of a task or request that has ended) are ignored. Raises ``ValueError`` for a malformed
-        graph or a request id that is still alive.
+        graph, a request id that is still alive, or settings that cannot be: then nothing has changed.
         """
         self._now_s = now_s
         self._commands = []
@@ -177,12 +189,18 @@ class ControlPlane:
             news |= self._end_unstarted()
         if self._quarantine.suspected:
             news |= self._settle_suspicions()
-        # Again where scheduling has ended a request: it leaves room for others, of which no event will tell.
+        self._go_ahead(news)
+        # What ready tasks take along need not be handed on.
+        while self._drained and self._settle_drains():
+            self._go_ahead(True)
+        return self._commands
+
+    def _go_ahead(self, news: bool) -> None:
+        """Schedule; again where that has ended a request, which leaves room for others: no event will tell."""
         while (self._unseen and self._let_in()) or news:
             news = False
             self._version += 1
             self._schedule()
-        return self._commands
 
     @property
     def wants_to_look_ahead(self) -> bool:
@@ -208,6 +226,14 @@ class ControlPlane:
         """Of the edge between two ranks, the newest it was told to be in, by lane."""
         return self._resets.generations(one, other)
 
+    def is_away(self, rank: int) -> bool:
+        """Whether the process of ``rank`` is lost."""
+        return rank in self.state.ranks.lost and rank not in self._aside
+
+    def is_drained(self, rank: int) -> bool:
+        """Whether ``rank`` holds nothing any more and waits until an operator wants it."""
+        return rank in self._aside
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the bookkeeping contradicts itself."""
         check_state(self.state)
@@ -215,6 +241,96 @@ class ControlPlane:
         self._resets.check_integrity()
         suspended = {rank.id for rank in self.state.ranks.present.values() if rank.suspended}
         self._quarantine.check_integrity(suspended, self.state.requests)
+        present = self.state.ranks.present
+        leaving = {rank.id for rank in present.values() if rank.leaving}
+        assert leaving == self._drained & present.keys(), "other ranks are leaving than are drained"
+        assert self._aside.keys() <= self._drained - present.keys(), "a rank is aside that is not drained"
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Settings: what an operator changes while requests run
+
+    def _use_policy(self, policy: Policy) -> None:
+        """It is asked from now on."""
+        self.policy = policy
+        self.state.shows_bytes = bool(getattr(policy, "sees_memory", False))
+        # Where the policy does not say what is loaded where, what is lacking is.
+        self._fills_in = bool(self._residency.table) and not getattr(policy, "places_components", False)
+        self._fallback = FirstComeFirstServed(policy.name)
+        self._admit: Callable[..., Any] | None = getattr(policy, "admit", None)
+        # Only a policy that says so is asked ahead: it must not mind a state that may never come to be.
+        self._runs_ahead = self._run_ahead > 0 and bool(getattr(policy, "run_ahead", False))
+        self._wakes = False  # it has asked to be asked again
+
+    def _on_settings_changed(self, event: ev.SettingsChanged) -> bool:
+        """All of it or, with a ``ValueError``, nothing."""
+        policy = None if event.choice is None else self.load_policy(event.choice)
+        cost = self.cost if event.costs is None else self.make_cost(event.costs)
+        self._drain(set(event.drained))
+        self._max_queue_s = event.max_queue_s
+        self._unstarted = deque(record for record in self.state.requests.values() if not record.started)
+        self._max_retries = event.max_retries
+        self._checkpoints.every_steps = event.checkpoint_every_steps
+        self.cost = cost
+        if policy is not None:
+            self._use_policy(policy)
+            # What the last one had queued is taken back, unless a rank has begun it.
+            for dispatch in list(self.state.dispatches.values()):
+                self._withdraw_follower(dispatch)
+        return True
+
+    def _drain(self, drained: set[int]) -> None:
+        """These, and no others, are drained from now on. ``ValueError`` if a request could not go on without."""
+        before, self._drained = self._drained, drained
+        for record in self.state.requests.values() if drained - before else ():
+            if record.ending is None and (reason := self._lacks_ranks(record)):
+                self._drained = before
+                raise ValueError(f"request {record.request.id} could not go on: {reason}")
+        ranks = self.state.ranks
+        for rank in sorted(before ^ drained):
+            if rank in self._aside:
+                self._join(rank, self._aside.pop(rank))
+            elif rank in ranks.present and rank in drained:
+                ranks.leave(rank)
+                self._withdraw_followers_on(rank)
+            elif rank in ranks.present:
+                ranks.stay(rank)
+
+    def _withdraw_followers_on(self, rank: int) -> None:
+        for dispatch in list(self.state.dispatches.values()):
+            if rank in dispatch.layout.ranks:
+                self._withdraw_follower(dispatch)
+
+    def _settle_drains(self) -> bool:
+        """Go on with ranks that are leaving; say whether one is aside now."""
+        any_aside = False
+        for rank in sorted(self._drained & self.state.ranks.present.keys()):
+            if self._is_in_use(rank):
+                continue
+            moves, waits = self._checkpoints.hand_on(rank)
+            self._begin_migrations(moves)
+            if not (moves or waits):
+                self._put_aside(rank)
+                any_aside = True
+        return any_aside
+
+    def _is_in_use(self, rank: int) -> bool:
+        record = self.state.ranks.present[rank]
+        if not record.idle or record.suspended or self._resets.involves(rank):
+            return True
+        # Also by a result that is still on its way, from there or from a peer.
+        return any([rank in dispatch.layout.ranks for dispatch in self.state.dispatches.values()]) or any(
+            [rank in migration.members for migration in self.migrations.values()]
+        )
+
+    def _put_aside(self, rank: int) -> None:
+        """It hears of nothing any more: all that it may still have, of requests that live, is freed now."""
+        touching = [record for record in self.state.requests.values() if rank in record.touched]
+        if names := [name for record in touching for name in record.artifacts]:
+            self._commands.append(cmd.FreeArtifacts((rank,), tuple(names), self.state.last_id))
+        resident = tuple(sorted(self.state.ranks.present[rank].resident))
+        self._drop_rank(ev.RankLost(rank, "it is drained"))
+        self._checkpoints.forget(rank)
+        self._aside[rank] = resident
 
     # ------------------------------------------------------------------------------------------------------------
     # Requests: they arrive, are let in, go on after each of their tasks or try again, and end once
@@ -225,7 +341,7 @@ class ControlPlane:
         if request_id in self.state.requests:
             raise ValueError(f"request id {request_id!r} is already alive")
         record = self.state.new_record(event.request, event.graph)
-        if (self._gone or self._residency.table) and (reason := self._lacks_ranks(record)):
+        if (self._gone or self._drained or self._residency.table) and (reason := self._lacks_ranks(record)):
             self._commands.append(cmd.FailRequest(request_id, reason, UNAVAILABLE))
             return False
         if self._residency.table and (reason := self._lacks_component(record)):
@@ -402,11 +518,11 @@ class ControlPlane:
 
     def _num_places(self, component: str) -> int:
         """Ranks that there are, or will be, and that may have ``component``."""
-        ranks, held = self.state.ranks, self._residency
+        ranks, held, out = self.state.ranks, self._residency, self._gone | self._drained
         if component not in held.table:
-            return ranks.num_known - len(self._gone)
+            return ranks.num_known - len(out)
         known = (*ranks.present, *ranks.lost)
-        return len([rank for rank in known if rank not in self._gone and held.may_be_on(component, rank)])
+        return len([rank for rank in known if rank not in out and held.may_be_on(component, rank)])
 
     def _places(self, record: RequestRecord, kind: TaskKind) -> int:
         """For any task of ``kind`` that is left, whatever its component: memory is accounted for by kind."""
@@ -422,7 +538,8 @@ class ControlPlane:
                 least = min(spec.size for spec in specs)
                 of = f"of those that may have {task.component} {places}"
                 left = of if task.component else f"{places} of {self.state.ranks.num_known}"
-                return f"its {task.kind} takes {least} ranks or more, and {left} are left for good"
+                why = f"while {len(self._drained)} are drained" if self._drained else "for good"
+                return f"its {task.kind} takes {least} ranks or more, and {left} are left {why}"
         return ""
 
     def _refuse_too_large(self, record: RequestRecord) -> cmd.FailRequest | None:
@@ -657,6 +774,8 @@ class ControlPlane:
 
     def _may_ask(self, dispatch: DispatchRecord) -> bool:
         if dispatch.error is not None or dispatch.state is DispatchState.WITHDRAWING or dispatch.lost:
+            return False
+        if self._drained and not self._drained.isdisjoint(dispatch.layout.ranks):
             return False
         if not any([task.outputs for task in dispatch.tasks]):
             return False
@@ -966,7 +1085,7 @@ class ControlPlane:
             if task.component and record.states[task.id] is not TaskState.FINISHED:
                 size = min([spec.size for spec in record.offered(task)], default=0)
                 least[task.component] = max(least.get(task.component, 0), size)
-        copies = Counter([name for rank in self.state.ranks.present.values() for name in rank.resident])
+        copies = Counter([name for rank in self.state.ranks.views.values() for name in rank.resident])
         short = [name for name in sorted(least) if copies[name] < least[name]]
         return next(filter(None, [self._residency.why_not(name, self._now_s) for name in short]), "")
 
@@ -1022,6 +1141,7 @@ class ControlPlane:
 
     def _on_rank_lost(self, event: ev.RankLost) -> bool:
         any_news = event.rank in self.state.ranks.present
+        self._aside.pop(event.rank, None)
         if any_news:
             self._drop_rank(event)
         if event.for_good and event.rank not in self._gone:
@@ -1068,17 +1188,26 @@ class ControlPlane:
                 self._close_if_done(dispatch)
 
     def _on_rank_joined(self, event: ev.RankJoined) -> bool:
-        """The rank holds no artifact and its edges are those of a new process: it is used once all peers know."""
-        state = self.state
-        if event.rank not in state.ranks.lost:
+        if event.rank not in self.state.ranks.lost:
             return False
-        peers = tuple(state.ranks.present)
-        state.ranks.restore(event.rank, event.resident)
         self._gone.discard(event.rank)
+        if event.rank in self._drained:
+            self._aside[event.rank] = event.resident
+            return False
+        return self._join(event.rank, event.resident)
+
+    def _join(self, rank: int, resident: tuple[str, ...] | None) -> bool:
+        """The rank holds no artifact, and its edges may be those of a new process: it is used once all peers know.
+
+        Say whether it is used at once, since there are none.
+        """
+        state = self.state
+        peers = tuple(state.ranks.present)
+        state.ranks.restore(rank, resident)
         if not peers:
             return True
         for lane in LANES:
-            self._commands.append(self._resets.of(state.new_id(), lane, event.rank, peers))
+            self._commands.append(self._resets.of(state.new_id(), lane, rank, peers))
         return False
 
     def _on_reconnected(self, event: ev.Reconnected) -> bool:

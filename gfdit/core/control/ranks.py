@@ -15,9 +15,9 @@ class RankPool:
     def __init__(self, ranks: Iterable[RankRecord]) -> None:
         self.present = {rank.id: rank for rank in sorted(ranks, key=lambda rank: rank.id)}
         self.lost: dict[int, RankRecord] = {}
-        self.views = {rank.id: _view(rank) for rank in self.present.values()}
-        self._free_views = dict(self.views)  # what a rank that is freed looks like, always
-        self._free = list(self.present)
+        self.views = {rank.id: _view(rank) for rank in self.present.values() if not rank.leaving}
+        self._free_views = {rank.id: _view(rank) for rank in self.present.values()}  # freed, always
+        self._free = list(self.views)
         self._ordered: list[RankView] = []  # the views: a tuple of a list costs a fifth of one of a dictionary
         self._position: dict[int, int] = {}  # of each rank in it
         self._in_order: tuple[RankView, ...] | None = None
@@ -57,10 +57,11 @@ class RankPool:
         return self.views | {rank_id: self._free_views[rank_id] for rank_id in ending}
 
     def occupy(self, rank_id: int, dispatch_id: int, request_id: str, busy_until_s: float) -> None:
-        """``rank_id``, which is free, runs a dispatch."""
+        """``rank_id``, which is free, runs a dispatch; one that leaves may go on to what was queued there."""
         rank = self.present[rank_id]
+        if not rank.leaving:
+            del self._free[bisect_left(self._free, rank_id)]
         rank.dispatch, rank.running_request, rank.busy_until_s = dispatch_id, request_id, busy_until_s
-        del self._free[bisect_left(self._free, rank_id)]
         self._show(rank_id, _view(rank))
 
     def reset(self, rank_id: int, reset_id: int) -> None:
@@ -100,7 +101,7 @@ class RankPool:
         """``rank_id``, which runs a dispatch or resets its edges, is free, unless it is suspended."""
         rank = self.present[rank_id]
         rank.clear()
-        if rank.suspended:
+        if rank.suspended or rank.leaving:
             self._show(rank_id, _view(rank))
         else:
             insort(self._free, rank_id)
@@ -118,12 +119,30 @@ class RankPool:
     def resume(self, rank_id: int) -> None:
         rank = self.present[rank_id]
         rank.suspended = False
-        if rank.free:
+        if rank.idle:
             self.release(rank_id)
+
+    def leave(self, rank_id: int) -> None:
+        """``rank_id`` is given nothing until :meth:`stay`, and not shown; what goes on there goes on."""
+        rank = self.present[rank_id]
+        if rank.free:
+            self._free.remove(rank_id)
+        rank.leaving = True
+        del self.views[rank_id]
+        self._set_order()
+
+    def stay(self, rank_id: int) -> None:
+        rank = self.present[rank_id]
+        rank.leaving = False
+        self.views[rank_id] = _view(rank)
+        self.views = dict(sorted(self.views.items()))
+        if rank.free:
+            insort(self._free, rank_id)
+        self._set_order()
 
     def drop(self, rank_id: int) -> None:
         rank = self.lost[rank_id] = self.present.pop(rank_id)
-        del self.views[rank_id]
+        self.views.pop(rank_id, None)
         if rank.free:
             self._free.remove(rank_id)
         self._set_order()
@@ -131,7 +150,7 @@ class RankPool:
     def restore(self, rank_id: int, resident: Iterable[str] | None = None) -> None:
         """``rank_id`` is back, with ``resident``, or with what a new process has."""
         rank = self.lost.pop(rank_id)
-        rank.suspended, rank.loading = False, None
+        rank.suspended, rank.leaving, rank.loading = False, False, None
         self._set_resident(rank, rank.initial if resident is None else frozenset(resident))
         rank.clear()
         self.present[rank_id] = rank
@@ -145,7 +164,8 @@ class RankPool:
         assert self._free == [rank.id for rank in self.present.values() if rank.free], (
             "the free ranks are not free"
         )
-        assert self.views == {rank.id: _view(rank) for rank in self.present.values()}, "a view of a rank is old"
+        shown = {rank.id: _view(rank) for rank in self.present.values() if not rank.leaving}
+        assert self.views == shown, "a view of a rank is old"
         assert self._ordered == list(self.views.values()), "a rank is out of order"
         assert self._in_order in (None, tuple(self._ordered)), "the policy sees old ranks"
         assert self._free_in_order in (None, tuple(self._free)), "the policy sees old free ranks"
@@ -159,6 +179,8 @@ class RankPool:
         self._in_order = self._free_in_order = None
 
     def _show(self, rank_id: int, view: RankView) -> None:
+        if rank_id not in self.views:
+            return  # it leaves
         self.views[rank_id] = self._ordered[self._position[rank_id]] = view
         self._in_order = self._free_in_order = None
 

@@ -381,6 +381,7 @@ class RankRecord(Struct):
     dispatch: int | None = None
     reset: int | None = None  # edges being reset: not free
     suspended: bool = False  # a task has failed on it: not free
+    leaving: bool = False  # it is drained: not free, and the policy does not see it
     loading: str | None = None  # a component: not free
     initial: frozenset[str] = frozenset()  # what its process has when it starts
     running_request: str | None = None
@@ -388,7 +389,12 @@ class RankRecord(Struct):
 
     @property
     def free(self) -> bool:
-        return self.dispatch is None and self.reset is None and self.loading is None and not self.suspended
+        return self.idle and not (self.suspended or self.leaving)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing goes on there."""
+        return self.dispatch is None and self.reset is None and self.loading is None
 
     def __post_init__(self) -> None:
         self.initial = self.resident

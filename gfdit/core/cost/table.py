@@ -17,6 +17,7 @@ from gfdit.core.policy import TaskView
 from gfdit.core.tasks import Shape, TaskKind, artifact_kind
 
 __all__ = [
+    "NOMINAL",
     "ArtifactSize",
     "CostEntry",
     "CostKey",
@@ -25,7 +26,19 @@ __all__ = [
     "NominalCostModel",
     "StepExchanges",
     "TableCostModel",
+    "cost_model",
 ]
+
+
+NOMINAL = CostTable("none", "times are nominal", 0.0, 1.0, ())
+"""What stands for no table where one has to be named."""
+
+
+def cost_model(table: CostTable | None, *, skips_steps: bool = False) -> CalibratedCostModel:
+    """Of ``table``; times are nominal without one, or with one that has no entries."""
+    if table is None or not table.entries:
+        return NominalCostModel(skips_steps=skips_steps)
+    return TableCostModel(table, skips_steps=skips_steps)
 
 
 class TableCostModel(CalibratedCostModel):
