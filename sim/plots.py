@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gfdit.observe.timeline import Span
+from gfdit.sim.bounds.possible import SIDES, UPPER
 from gfdit.sim.plan import Answer, Requirement
-from gfdit.sim.sweep import BOUND, Point, Sweep
+from gfdit.sim.sweep import Point, Sweep
 from gfdit.sim.timeline_plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
 from gfdit.sim.trace import TraceRequest
 
@@ -187,7 +188,7 @@ def pooled_latencies(sweep: Sweep, point: Point) -> dict[str, list[float]]:
     return {
         policy: [latency_s for values in sweep.values(point, policy, "latencies_s") for latency_s in values]
         for policy in sweep.policies
-        if policy != BOUND
+        if policy not in SIDES
     }
 
 
@@ -197,8 +198,8 @@ def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, i
     ]
     rows = [(at or 0.0, 100 * e.mean, 100 * e.low, 100 * e.high) for at, e in found if e is not None]
     x, mean, low, high = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    if policy == BOUND:
-        axes.plot(x, mean, color="#555555", ls="--", lw=1.4, label=policy, zorder=1)
+    if policy in SIDES:
+        axes.plot(x, mean, color="#555555", ls="--" if policy == UPPER else ":", lw=1.4, label=policy, zorder=1)
         return
     colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
     # Side by side, so that intervals at one load do not hide each other.

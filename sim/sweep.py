@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -12,7 +12,8 @@ from typing import Any
 
 from gfdit.core.cost.file import CostTable
 from gfdit.core.cost.table import TableCostModel
-from gfdit.sim.bounds.fluid import attainment_bound, check_bounded
+from gfdit.sim.bounds.fluid import check_bounded
+from gfdit.sim.bounds.possible import SIDES, UPPER, possible
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.costs.flux_edits import NUM_STEPS, flux_edits
 from gfdit.sim.edit_workloads import EDITS, EditTimes, generate_edits
@@ -22,7 +23,7 @@ from gfdit.sim.trace import TraceRequest, read_trace
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
 
 VERSION = 1
-BOUND = "upper bound"
+BOUND = UPPER
 """Takes the place of a policy's name."""
 
 AXES = ("load", "per_min", "slo_scale", "num_ranks")
@@ -187,7 +188,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells in the order of points, seeds and policies, the bound last; the same whatever ran them."""
+    """Cells in the order of points, seeds and policies, what is possible last; the same whatever ran them."""
 
     cells: tuple[Cell, ...]
 
@@ -274,33 +275,28 @@ def run_sweep(grid: Grid, *, num_processes: int = 1, on_done: Callable[[], objec
     cases = [
         (point, seed, policy)
         for point, seed in grid.cases()
-        for policy in (*grid.policies, *([None] if grid.bound else []))
+        for policy in (*grid.policies, *(SIDES if grid.bound else ()))
     ]
     cells = in_processes(partial(_cell, grid), cases, num_processes=num_processes, on_done=on_done)
     return Sweep(tuple(cells))
 
 
 def num_cases(grid: Grid) -> int:
-    return len(grid.cases()) * (len(grid.policies) + grid.bound)
+    return len(grid.cases()) * (len(grid.policies) + len(SIDES) * grid.bound)
 
 
-def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | None]) -> Cell:
+def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
     point, seed, policy = case
-    if policy is None:
-        return Cell(point, seed, BOUND, _bound_numbers(grid, point, grid.trace(point, seed)))
+    if isinstance(policy, str):
+        trace, num_ranks = grid.trace(point, seed), grid.options_at(point).num_ranks
+        found = possible(policy, trace, grid.table, num_ranks=num_ranks, grace_s=grid.grace_s)
+        return Cell(point, seed, policy, {"num_requests": len(trace), **found})
     outcome = simulate(grid.job(point, seed, policy))
     numbers = {key: value for key, value in outcome.result.items() if key not in ("policy", "ranks", "requests")}
     latencies_s = [request["latency_s"] for request in outcome.result["requests"]]
     numbers["rank_s_per_request"] = fmean([request["rank_seconds"] for request in outcome.result["requests"]])
     numbers["latencies_s"] = sorted(round(latency_s, 6) for latency_s in latencies_s if latency_s is not None)
     return Cell(point, seed, policy.label, numbers, outcome.complaint)
-
-
-def _bound_numbers(grid: Grid, point: Point, trace: Sequence[TraceRequest]) -> dict[str, Any]:
-    bound = partial(attainment_bound, trace, grid.table, num_ranks=grid.options_at(point).num_ranks)
-    in_time = bound().attainment
-    with_grace = bound(grace_s=grid.grace_s).attainment if grid.grace_s else in_time
-    return {"num_requests": len(trace), "slo_attainment": in_time, "slo_attainment_grace": with_grace}
 
 
 def _scaled(request: TraceRequest, slo_scale: float) -> TraceRequest:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.policy_reports.claims import ADMISSION, Claim, Verdict
 from gfdit.core.policy.loading import DEFAULT_POLICY
+from gfdit.sim.bounds.possible import SIDES
 from gfdit.sim.sweep import BOUND, Point, Sweep
 
 DEFAULT = DEFAULT_POLICY
@@ -126,7 +127,7 @@ class Targets:
 
 
 def _others(sweep: Sweep) -> list[str]:
-    return [name for name in sweep.policies if name.removesuffix(ADMISSION) not in (DEFAULT, BOUND)]
+    return [name for name in sweep.policies if name.removesuffix(ADMISSION) not in (DEFAULT, *SIDES)]
 
 
 def _count(values: Mapping[str, float], exceptions: Mapping[str, float], form: Callable[[float], str]) -> str:

@@ -11,6 +11,7 @@ from gfdit.core import TaskKind
 from gfdit.core.cost.file import CostEntry, CostTable
 from gfdit.sim.bounds.exact import optimal_num_met
 from gfdit.sim.bounds.fluid import attainment_bound
+from gfdit.sim.bounds.possible import SIDES
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.estimates import estimate
@@ -66,7 +67,7 @@ def run(report: Report) -> None:
         report.add("Without / with admission:", "", *admission_table(sweep, admitted))
         report.add("Points missing to the bound, of the best policy at each point:", "")
         for point in sweep.points:
-            policies = [name for name in sweep.policies if name != BOUND]
+            policies = [name for name in sweep.policies if name not in SIDES]
             gaps = {name: sweep.difference(point, BOUND, name, ATTAINMENT) for name in policies}
             best = min(gaps, key=lambda name: gaps[name].mean)
             report.add(f"- {point}: {best}, {percent(gaps[best])}")

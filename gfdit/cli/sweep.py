@@ -9,11 +9,12 @@ from typing import Any
 
 from gfdit.cli.policy_options import chosen_policies
 from gfdit.cli.sim import add_simulation_options, num_processes, progress, simulation_options, write_json
+from gfdit.sim.bounds.possible import SIDES
 from gfdit.sim.compare import in_processes, simulate_spans
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.edit_workloads import EDITS
 from gfdit.sim.estimates import Estimate
-from gfdit.sim.sweep import BOUND, CLASS_METRICS, METRICS, Grid, Point, Sweep, num_cases, run_sweep
+from gfdit.sim.sweep import CLASS_METRICS, METRICS, Grid, Point, Sweep, num_cases, run_sweep
 from gfdit.sim.workloads import PATTERNS
 
 #: What ``--show`` takes: the metric, its unit, and what it is multiplied by.
@@ -145,7 +146,7 @@ def describe(sweep: Sweep, shown: str = "in-time", *, per_class: bool = False) -
         rows = [
             (row, f"per_class.{kind}.{metric}" if kind else metric)
             for row, _ in rows
-            for kind in ("", *(sweep.classes if row != BOUND else ()))
+            for kind in ("", *(sweep.classes if row not in SIDES else ()))
         ]
     names = [f"  {metric.split('.')[1]}" if "." in metric else policy for policy, metric in rows]
     width = max(map(len, [*names, sweep.axis]))
@@ -157,7 +158,7 @@ def describe(sweep: Sweep, shown: str = "in-time", *, per_class: bool = False) -
         table += [[_cell(sweep, point, policy, metric, scale) for point in points] for policy, metric in rows]
         wide = [max(14, *(len(row[column]) for row in table)) for column in range(len(points))]
         for name, row in zip([sweep.axis, *names], table, strict=True):
-            if set(row) != {"-"}:  # the bound has no latencies
+            if set(row) != {"-"}:  # what is possible has no latencies
                 cells = (f"{cell:>{size}}" for cell, size in zip(row, wide, strict=True))
                 lines.append(" ".join([f"{name:<{width}}", *cells]))
     return "\n".join(lines)

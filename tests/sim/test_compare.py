@@ -20,6 +20,7 @@ import pytest
 from gfdit.cli import main as cli
 from gfdit.core.policy.loading import DEFAULT_POLICY
 from gfdit.sim import compare
+from gfdit.sim.bounds.possible import KNOWN, UPPER
 from gfdit.sim.compare import Job, PolicyChoice, in_processes, simulate
 from gfdit.sim.estimates import estimate
 from gfdit.sim.simulator import SimulationOptions
@@ -85,8 +86,8 @@ def test_a_sweep_is_the_same_in_any_number_of_processes(sweep_json: str) -> None
 
 def test_a_sweep_has_every_combination_with_the_numbers_of_single_runs(sweep_json: str) -> None:
     data = json.loads(sweep_json)
-    assert len(data["cells"]) == num_cases(grid()) == 2 * 2 * 3
-    assert {cell["policy"] for cell in data["cells"]} == {"fcfs", "wide", BOUND}
+    assert len(data["cells"]) == num_cases(grid()) == 2 * 2 * 4
+    assert {cell["policy"] for cell in data["cells"]} == {"fcfs", "wide", UPPER, KNOWN}
     cell = next(c for c in data["cells"] if (c["load"], c["seed"], c["policy"]) == (1.5, 1, "wide"))
     trace = grid().trace(Point("short", 1.5), 1)
     alone = simulate(Job(grid().policies[1], trace, table(), SimulationOptions(2))).result
@@ -106,6 +107,8 @@ def test_the_bound_is_above_the_policies() -> None:
     for point in sweep.points:
         for policy in ("fcfs", "wide"):
             assert sweep.difference(point, BOUND, policy, "slo_attainment").mean >= 0
+        assert sweep.difference(point, UPPER, KNOWN, "slo_attainment").mean >= 0
+        assert sweep.mean(point, KNOWN, "slo_attainment") > 0
 
 
 def test_slo_scale_multiplies_the_deadlines() -> None:
@@ -195,12 +198,13 @@ def test_sim_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert sim(*policies, "--json", "r.json", "--bound", "--grace-s", "1") == 0
     out = capsys.readouterr().out.splitlines()
     assert [row.split("  ")[0] for row in out[1:4]] == ["fcfs group_size=2", "fcfs", example]
-    assert out[4].startswith("no schedule exceeds ")
+    assert out[4].startswith("no schedule exceeds ") and out[5].startswith("one that knows the future meets ")
     results = json.loads(Path("r.json").read_text())["results"]
     assert sim("--policy", "fcfs", "--json", "one.json", "--grace-s", "1") == 0
     one = json.loads(Path("one.json").read_text())
     assert {key: results["fcfs"][key] for key in one} == one
-    bound = results["fcfs"]["upper_bound"]
+    bound, known = results["fcfs"]["upper_bound"], results["fcfs"]["best_known"]
+    assert bound["slo_attainment"] >= known["slo_attainment"] > 0
     assert 1.0 >= bound["slo_attainment_grace"] >= bound["slo_attainment"] >= one["slo_attainment"]
 
 
@@ -369,13 +373,13 @@ def test_a_sweep_over_ranks_traces_and_admission(here: Path, capsys: pytest.Capt
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "t.jsonl: requests in time, %, mean over seeds and 95 % interval"
     assert out[1].split() == ["num_ranks", "1", "2"]
-    assert [row.split("  ")[0] for row in out[2:5]] == ["fcfs", "fcfs admission=deadline", "upper bound"]
+    assert [row.split("  ")[0] for row in out[2:6]] == ["fcfs", "fcfs admission=deadline", UPPER, KNOWN]
     rows = list(csv.DictReader(Path("s.csv").read_text().splitlines()))
     assert [(row["num_ranks"], row["policy"]) for row in rows[:2]] == [
         ("1", "fcfs"),
         ("1", "fcfs admission=deadline"),
     ]
-    assert float(rows[0]["slo_attainment"]) <= float(rows[3]["slo_attainment"]) and rows[0]["num_seeds"] == "1"
+    assert float(rows[0]["slo_attainment"]) <= float(rows[4]["slo_attainment"]) and rows[0]["num_seeds"] == "1"
     told = error_of(capsys, lambda: cli.main([*asked, "--load", "1"]))
     assert "--load is of --workload; a trace has its own" in told
     assert "--ranks takes positive whole numbers" in error_of(capsys, lambda: sweep("--ranks", "2;4"))
