@@ -59,7 +59,7 @@ class PolicyChoice:
 class Job:
     """One simulation, in a form that can go to another process. Of ``workflows`` requests name one.
 
-    With a ``fleet``, ``options`` are of each of its servers.
+    With a ``fleet``, ``options`` are of each of its servers, but for the first, which have ``others``.
     """
 
     policy: PolicyChoice
@@ -69,6 +69,7 @@ class Job:
     grace_s: float = 0.0
     workflows: WorkflowSource | None = None
     fleet: FleetOptions | None = None
+    others: tuple[SimulationOptions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Outcome:
 def simulate(job: Job, timeline: Path | None = None) -> Outcome:
     """Raises ``ValueError`` for a policy that cannot be loaded or a trace that cannot be served."""
     if job.fleet is not None:
-        fleet = Fleet(job.policy.load, job.table, job.trace, job.options, job.fleet)
+        fleet = Fleet(job.policy.load, job.table, job.trace, job.options, job.fleet, job.others)
         with _told_where_it_hangs(fleet, job.policy.label):
             done = fleet.run()
         return Outcome(

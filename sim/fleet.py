@@ -80,7 +80,10 @@ class _Server:
 
 
 class Fleet:
-    """One run of ``trace``, every server with ``options``. Raises what :class:`Simulator` does."""
+    """One run of ``trace``. Raises what :class:`Simulator` does.
+
+    Every server has ``options``; the first of them have those in ``others`` instead.
+    """
 
     def __init__(
         self,
@@ -89,13 +92,14 @@ class Fleet:
         trace: Sequence[TraceRequest],
         options: SimulationOptions,
         fleet: FleetOptions,
+        others: Sequence[SimulationOptions] = (),
     ) -> None:
         self._trace = trace
         self._fleet = fleet
-        self._num_ranks = options.num_ranks
+        of_servers = [*others, *[options] * (fleet.num_replicas - len(others))]
+        self._num_ranks = sum([one.num_ranks for one in of_servers])
         self._servers = [
-            _Server(Simulator(make_policy(), table, (), options, to_come=trace), options.num_ranks)
-            for _ in range(fleet.num_replicas)
+            _Server(Simulator(make_policy(), table, (), one, to_come=trace), one.num_ranks) for one in of_servers
         ]
         self._turns = itertools.count()
         self._told_s = -math.inf
@@ -175,7 +179,7 @@ class Fleet:
         }
         return SimulationRun(
             runs[0].policy,
-            self._num_ranks * len(runs),
+            self._num_ranks,
             [by_id[request.id] for request in self._trace],
             first_start_s=min(run.first_start_s for run in runs),
             last_end_s=max(run.last_end_s for run in runs),

@@ -67,6 +67,12 @@ def test_what_it_says(server: tuple[str, ServerMetrics]) -> None:
     assert say(f"http://127.0.0.1:{free_port()}", KEY).startswith("down #")
 
 
+def test_a_server_that_is_slow_is_not_called_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gfdit.cli.agent.TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert say(f"http://127.0.0.1:{silent.getsockname()[1]}", None) == "ready up 1%"
+
+
 def ask(port: int) -> str:
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as asked:
         return asked.makefile().readline()

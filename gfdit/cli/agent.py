@@ -5,7 +5,8 @@ server at that moment:
 
 - ``ready up 37%``: the server's weight, by :func:`gfdit.core.routing.weight_percent`;
 - ``drain``: the server is not ready; requests that it has go on, no new ones are sent there;
-- ``down``: it does not answer.
+- ``ready up 1%``: it does not say in time. Whether it hangs or is only busy is for HAProxy's own check to tell;
+- ``down``: there is no server.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import asyncio
 import sys
 from contextlib import suppress
 
-from gfdit.cli.server_routes import NoAnswerError, ask_server, check_url
-from gfdit.core.routing import ReplicaLoad, weight_percent
+from gfdit.cli.server_routes import NoAnswerError, NotInTimeError, ask_server, check_url
+from gfdit.core.routing import LEAST_PERCENT, ReplicaLoad, weight_percent
 
 TIMEOUT_S = 2.0  # of the server: a router waits for the line
 
@@ -59,6 +60,8 @@ def say(url: str, api_key: str | None) -> str:
     """The line for HAProxy. There is one whatever is wrong with the server, or its last weight would stay."""
     try:
         load = ReplicaLoad.of_json(ask_server(url, "load", api_key, TIMEOUT_S))
+    except NotInTimeError:
+        return f"ready up {LEAST_PERCENT}%"
     except ValueError as error:
         return f"down #{' '.join(str(error).split())}"
     if not load.ready:

@@ -15,7 +15,11 @@ CHANGE_TIMEOUT_S = 600.0  # of what the control process has to answer, or anothe
 
 
 class NoAnswerError(ValueError):
-    """Nobody there, or not in time: a server that starts, ends or hangs."""
+    """Nobody there: a server that starts, or has ended."""
+
+
+class NotInTimeError(NoAnswerError):
+    """Somebody is there, and says nothing: a server that hangs, or is busy."""
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +74,9 @@ def ask_server(
             raise ValueError(f"{url} is no server of gfdit: it has no /v1/gfdit/{route}") from None
         raise ValueError(_line_of(error) or f"{url} answers HTTP {error.code}") from None
     except OSError as error:
-        raise NoAnswerError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+        reason = getattr(error, "reason", error)
+        kind = NotInTimeError if isinstance(reason, TimeoutError) else NoAnswerError
+        raise kind(f"{url} does not answer: {reason}") from None
     except ValueError as error:
         raise ValueError(f"{url} does not answer: {error}") from None
     if not isinstance(found, dict):

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 DUE_BOUNDS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Work is told by when it is due: in at most so many seconds from now, the overdue first."""
 
-MOST = 100  # percent
-LEAST = 1  # of a replica that is ready: at 0 it would be given nothing at all
+MOST_PERCENT = 100
+LEAST_PERCENT = 1  # of a replica that is ready: at 0 it would be given nothing at all
 
 
 def due_within_s(deadline_s: float | None, now_s: float) -> float:
@@ -175,10 +175,10 @@ def weight_percent(load: ReplicaLoad) -> int:
     if not load.ready or load.live_ranks < 1:
         return 0
     if not load.services:
-        return max(LEAST, round(MOST * load.live_ranks / (load.live_ranks + load.alive)))
+        return max(LEAST_PERCENT, round(MOST_PERCENT * load.live_ranks / (load.live_ranks + load.alive)))
     rank_s = sum([service.rank_s for service in load.services]) / len(load.services)
     alone_s = rank_s / load.live_ranks
-    return max(LEAST, round(MOST * alone_s / forecast(load, Ask(None, rank_s, alone_s)).finish_s))
+    return max(LEAST_PERCENT, round(MOST_PERCENT * alone_s / forecast(load, Ask(None, rank_s, alone_s)).finish_s))
 
 
 def ask_for(
