@@ -13,7 +13,7 @@ SOAK_REQUESTS ?= 400
 CACHED_REQUESTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm endurance report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm endurance fleet report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -28,6 +28,7 @@ help:
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
 	@echo "make storm   1,000,000 events with faults in a simulated server"
 	@echo "make endurance  half an hour of a real server with mixed sizes: what its processes hold"
+	@echo "make fleet  two servers behind each router, one killed, one drained (installs Ray Serve and vllm-router apart)"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
 	@echo "make report-default  only the default policy against all others, from fewer traces"
 	@echo "make kernels  compile every kernel variant, record what it takes, test them all: after any change of a kernel"
@@ -77,6 +78,9 @@ soak-kernels: setup
 
 endurance: setup
 	@$(BIN)/python -m benchmarks.endurance
+
+fleet: setup
+	@$(BIN)/python -m benchmarks.fleet
 
 report: setup
 	@$(BIN)/python -m benchmarks.policy_reports
