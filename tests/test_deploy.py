@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from gfdit.cli import agent, serve
 from gfdit.observe.catalogue import METRICS
@@ -40,12 +40,14 @@ def pod() -> dict[str, Any]:
 
 def container(name: str) -> dict[str, Any]:
     (found,) = [one for one in pod()["containers"] if one["name"] == name]
-    return dict(found)
+    there: dict[str, Any] = found
+    return there
 
 
 def parsed(name: str, module: Any) -> argparse.Namespace:
     """The container's command line, by the command's own parser."""
-    program, command, *arguments = [*container(name)["command"], *container(name)["args"]]
+    words: list[str] = [*container(name)["command"], *container(name)["args"]]
+    program, command, arguments = words[0], words[1], words[2:]
     assert program == "gfdit" and module.__name__ == f"gfdit.cli.{command}"
     parser = argparse.ArgumentParser(exit_on_error=False)
     module.configure(parser)
