@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from gfdit.core.json_fields import one_line
 from gfdit.core.tasks import Shape
 from gfdit.sim.log_traces import LoggedRequest
 from gfdit.sim.shares import shape_of
@@ -96,7 +97,9 @@ def read_log(path: str | Path, log: LogFormat, models: Sequence[str]) -> list[Lo
             header = reader.fieldnames or []
             for column in (*log.columns.values(), *(condition.column for condition in log.where)):
                 if column not in header:
-                    raise ValueError(f"{path}: no column {column!r}, there are: {', '.join(header) or 'none'}")
+                    raise ValueError(
+                        f"{path}: no column {column!r}, there are: {one_line(', '.join(header)) or 'none'}"
+                    )
             requests = list(_requests(reader, path, log, models))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:{reader.line_num + 1}: not CSV: {error}") from error

@@ -9,7 +9,10 @@ from pathlib import Path
 from gfdit.core import events as ev
 from gfdit.core.tasks import Request
 from gfdit.observe.recording import RecordingReader
-from gfdit.sim.trace import TraceRequest
+from gfdit.sim.trace import TraceRequest, check_request
+
+MAX_OUTPUTS = 1000
+"""Of one request; no server takes so many."""
 
 
 def recorded_trace(path: str | Path) -> tuple[list[TraceRequest], int]:
@@ -23,7 +26,13 @@ def recorded_trace(path: str | Path) -> tuple[list[TraceRequest], int]:
     with RecordingReader(path) as recording:
         for step in recording.steps():
             if not any(line.startswith(b'{"refused"') for line in step.answer):
-                requests |= {(one.id, one.arrival_s): one for one in _arrived(step.given.event)}
+                for one in _arrived(step.given.event):
+                    if one.shape.num_outputs > MAX_OUTPUTS:
+                        raise ValueError(
+                            f"{path}, line {step.line_number}: request {one.id!r} is for {one.shape.num_outputs} "
+                            f"images, at most {MAX_OUTPUTS} can be"
+                        )
+                    requests[one.id, one.arrival_s] = one
     if not requests:
         raise ValueError(f"{path}: the recording has no requests")
     in_order = sorted(requests.values(), key=lambda request: request.arrival_s)
@@ -37,6 +46,8 @@ def recorded_trace(path: str | Path) -> tuple[list[TraceRequest], int]:
             in_order[0].arrival_s,
         )
     ]
+    for line in lines:
+        check_request(line, f"{path}: request {line.id!r}")
     return lines, sum(request.shape.computed_percent < 100 for request in in_order)
 
 

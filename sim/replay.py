@@ -9,6 +9,7 @@ did is compared as far as it goes.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from gfdit.core import ControlPlane, RankRecord
 from gfdit.core.cost.table import cost_model
+from gfdit.core.json_fields import one_line
 from gfdit.core.policy.loading import load_policy
 from gfdit.observe.recording import RecordingHeader, RecordingReader, TimedEvent, command_line, refusal_line
 
@@ -46,16 +48,27 @@ class Replay:
 def replay(path: str | Path, policy_args: Mapping[str, str] | None = None) -> Replay:
     """``policy_args`` change arguments of the recorded policy, to see where decisions part.
 
-    Raises ``ValueError`` for a file that is not a recording and for a policy that cannot be loaded.
+    Raises ``ValueError`` for a file that is not a recording, for a policy that cannot be loaded, and for an event
+    that no control plane gets over: where the server's ended, too, its error is the cause.
     """
     num_events = num_commands = 0
     with RecordingReader(path) as recording:
         if not recording.header.from_start:
             raise ValueError(f"{path}: it was switched on while the server ran, and begins in the midst of it")
-        plane = make_control_plane(recording.header, policy_args or {})
+        try:
+            plane = make_control_plane(recording.header, policy_args or {})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
         for step in recording.steps():
             num_events += 1
-            answer = _answer(plane, step.given)
+            try:
+                answer = _answer(plane, step.given)
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                what = one_line(f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})")
+                raise ValueError(
+                    f"{path}, line {step.line_number}: this event cannot be taken in: {what}"
+                ) from error
             if step.last:  # the recording may have ended within it
                 answer = answer[: len(step.answer)]
             lines = zip_longest(step.answer, answer, fillvalue=b"")

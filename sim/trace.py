@@ -47,7 +47,7 @@ class TraceRequest:
             id=self.id,
             model=self.model,
             shape=Shape(self.height, self.width, self.num_frames, computed_percent=computed_percent),
-            num_steps=self.num_steps - int(self.num_steps * (1 - (self.strength or 1.0))),  # as diffusers counts
+            num_steps=max(1, self.num_steps - int(self.num_steps * (1 - (self.strength or 1.0)))),  # as diffusers
             arrival_s=arrival_s,
             cfg=self.cfg,
             deadline_s=None if self.deadline_s is None else arrival_s + self.deadline_s,
@@ -86,6 +86,11 @@ def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
                 del fields[name]
         lines.append(json.dumps(fields) + "\n")
     Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def check_request(request: TraceRequest, where: str) -> None:
+    """Raise ``ValueError`` naming ``where`` and the field for one that a trace file could not have."""
+    _read_request(JsonFields(asdict(request), where))
 
 
 def _read_request(fields: JsonFields) -> TraceRequest:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from gfdit.core.json_fields import one_line, shown
 from gfdit.core.tasks import Shape
 
 _DEFAULT_SIDE = 1024
+_SCALES = ("guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,13 @@ class Limits:
         num_frames = _whole("num_frames", sampling.num_frames) or 1
         num_steps = _whole("num_inference_steps", sampling.num_inference_steps)
         _whole("num_outputs_per_prompt", sampling.num_outputs_per_prompt)
+        _whole("resolution", getattr(sampling, "resolution", None))
+        seed = sampling.seed
+        if seed is not None and not (_is_integer(seed) and -(2**63) <= seed < 2**63):
+            raise ValueError(f"seed must be an integer of 64 bits, got {shown(seed)}")
+        for name in _SCALES:
+            if (scale := getattr(sampling, name, None)) is not None and not _is_finite(scale):
+                raise ValueError(f"{name} must be a number, got {shown(scale)}")
         self.check(Shape(height, width, num_frames), num_steps, sampling)
 
     def check(self, shape: Shape, num_steps: int, sampling: Any) -> None:
@@ -57,6 +70,28 @@ class Limits:
             )
 
 
+def read_images(prompt: Any) -> None:
+    """Decode the images of a request, which PIL leaves to whoever is first to look at a pixel.
+
+    Raises ``ValueError`` naming the field of one that is broken: decoders raise whatever comes of its bytes.
+    """
+    given = prompt.get("multi_modal_data") if isinstance(prompt, dict) else None
+    for name, value in (given or {}).items():
+        for image in value if isinstance(value, list) else [value]:
+            if isinstance(image, Image.Image):
+                try:
+                    image.load()
+                except Exception as error:
+                    raise ValueError(f"{name} cannot be read: {one_line(error)}") from error
+
+
+def check_lora(lora: Any) -> None:
+    """Raise ``ValueError`` for adapters in a folder that is not there; a name of the hub is looked for later."""
+    path = getattr(lora, "lora_path", None) or ""
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
+        raise ValueError(f"lora: there is nothing at {shown(path)}")
+
+
 def num_outputs_of(sampling: Any) -> int:
     """Images or videos of a request."""
     return max(1, sampling.num_outputs_per_prompt or 1)
@@ -66,6 +101,14 @@ def _whole(name: str, value: Any) -> int:
     """0 for what is not given, which every pipeline takes for its default."""
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} must be a positive integer, got {value!r:.100}")
+    if not _is_integer(value) or value < 0:
+        raise ValueError(f"{name} must be a positive integer, got {shown(value)}")
     return value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return (_is_integer(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max

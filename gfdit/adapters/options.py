@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+from gfdit.core.json_fields import check_plain, has_half_pairs, shown
 from gfdit.templates.budget import Precision
 
 FIELDS = ("deadline_ms", "slo_class", "priority", "min_sp", "max_sp", "workflow", "inputs", "edit")
@@ -46,7 +47,7 @@ class EditOptions:
         names = [field.name for field in fields(cls)]
         _check(isinstance(value, Mapping), "edit", f"an object with {', '.join(names)}", value)
         if unknown := sorted(set(value) - set(names)):
-            raise ValueError(f"gfdit.edit.{unknown[0]} is unknown, allowed: {', '.join(names)}")
+            raise ValueError(f"gfdit.edit.{_name(unknown[0])} is unknown, allowed: {', '.join(names)}")
         options = cls(**value)
         _check(options.mode in EDIT_MODES, "edit.mode", f"one of {', '.join(EDIT_MODES)}", options.mode)
         every, last, seed = options.refresh_every, options.full_last, options.template_seed
@@ -55,7 +56,7 @@ class EditOptions:
         _check(is_every, "edit.refresh_every", "a positive integer", every)
         _check(_is_count(last), "edit.full_last", "an integer of at least 0", last)
         _check(_is_integer(seed) and 0 <= seed < 2**63, "edit.template_seed", "an integer of at least 0", seed)
-        _check(prompt is None or isinstance(prompt, str), "edit.template_prompt", "a text", prompt)
+        _check(prompt is None or _is_text(prompt), "edit.template_prompt", "a text", prompt)
         precisions = get_args(Precision)
         _check(
             options.precision in precisions, "edit.precision", f"one of {', '.join(precisions)}", options.precision
@@ -101,9 +102,9 @@ class RequestOptions:
         if value is None:
             return cls()
         if not isinstance(value, Mapping):
-            raise ValueError(f"gfdit must be an object with {', '.join(FIELDS)}, got {value!r}")
+            raise ValueError(f"gfdit must be an object with {', '.join(FIELDS)}, got {shown(value)}")
         if unknown := sorted(set(value) - set(FIELDS)):
-            raise ValueError(f"gfdit.{unknown[0]} is unknown, allowed: {', '.join(FIELDS)}")
+            raise ValueError(f"gfdit.{_name(unknown[0])} is unknown, allowed: {', '.join(FIELDS)}")
         options = cls(**value)
         _check(
             options.deadline_ms is None
@@ -125,8 +126,9 @@ class RequestOptions:
             options.priority,
         )
         workflow, inputs = options.workflow, options.inputs
-        _check(workflow is None or isinstance(workflow, str), "workflow", "the name of a workflow", workflow)
+        _check(workflow is None or _is_text(workflow), "workflow", "the name of a workflow", workflow)
         _check(inputs is None or isinstance(inputs, Mapping), "inputs", "an object of inputs by name", inputs)
+        check_plain(inputs, "gfdit.inputs")
         EditOptions.parse(options.edit)
         for name in ("min_sp", "max_sp"):
             degree = getattr(options, name)
@@ -138,16 +140,20 @@ class RequestOptions:
 
 def _check(ok: bool, field: str, allowed: str, value: Any) -> None:
     if not ok:
-        raise ValueError(f"gfdit.{field} must be {allowed}, got {value!r:.100}")
+        raise ValueError(f"gfdit.{field} must be {allowed}, got {shown(value, 100)}")
 
 
 def _is_name(value: Any) -> bool:
-    """Half of a surrogate pair, which JSON can escape, is no character: it cannot be sent as UTF-8."""
-    return (
-        isinstance(value, str)
-        and len(value) <= _MAX_CLASS_LENGTH
-        and not any("\ud800" <= character <= "\udfff" for character in value)
-    )
+    return _is_text(value) and len(value) <= _MAX_CLASS_LENGTH
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not has_half_pairs(value)
+
+
+def _name(name: Any) -> str:
+    """Of a field that a client made up."""
+    return shown(name)[1:-1]
 
 
 def _is_integer(value: Any) -> bool:

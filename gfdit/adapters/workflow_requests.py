@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import pickle
 from typing import Any
@@ -13,6 +12,7 @@ import PIL.Image
 from gfdit.adapters.base import Trajectory
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import RequestOptions
+from gfdit.core.json_fields import one_line, shown
 from gfdit.core.tasks import Shape
 from gfdit.workflow.compiling import CompiledWorkflow, Workflows, load_workflows
 from gfdit.workflow.model import Image
@@ -57,6 +57,8 @@ class WorkflowAdapter:
         compiled = self.workflows.get(name, steps)
         values = compiled.given(self._values(request, compiled, options))
         shape = Shape(int(values.get("height") or _DEFAULT_SIDE), int(values.get("width") or _DEFAULT_SIDE))
+        if min(shape.height, shape.width) < 1:
+            raise ValueError(f"height and width must be positive, got {shape.height} and {shape.width}")
         if self.limits is not None:
             self.limits.check(shape, compiled.num_steps, sampling)
         num_ranks = self.num_ranks if max_sp is None else min(max_sp, self.num_ranks)
@@ -83,17 +85,19 @@ class WorkflowAdapter:
         values = {name: value for name, value in of_api.items() if name in known and value is not None}
         for name, value in (options.inputs or {}).items():
             one = known.get(name)
-            values[name] = _image(name, value) if one is not None and one.type is Image else value
+            values[name] = _image(name, value, self.limits) if one is not None and one.type is Image else value
         return values
 
 
-def _image(name: str, value: Any) -> PIL.Image.Image:
+def _image(name: str, value: Any, limits: Limits | None) -> PIL.Image.Image:
     if not isinstance(value, str):
-        raise ValueError(f"input {name!r} must be an image as base64, got {value!r:.60}")
+        raise ValueError(f"input {name!r} must be an image as base64, got {shown(value)}")
     try:
         data = base64.b64decode(value.partition("base64,")[2] or value, validate=True)
         image = PIL.Image.open(io.BytesIO(data))
-        image.load()
-    except (binascii.Error, OSError, PIL.Image.DecompressionBombError, ValueError) as error:
-        raise ValueError(f"input {name!r} is no image: {str(error)[:100]}") from error
-    return image
+        if limits is None or image.width * image.height <= limits.max_pixels:
+            image.load()
+            return image
+    except Exception as error:  # decoders raise whatever comes of the bytes they are given
+        raise ValueError(f"input {name!r} is no image: {one_line(error)}") from error
+    raise ValueError(f"input {name!r} has {image.width} x {image.height} pixels, more than {limits.max_pixels}")

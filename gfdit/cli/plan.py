@@ -3,6 +3,7 @@
 import argparse
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from gfdit.core.cost.file import CostTable
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.plan import Answer, Demand, Requirement, Study, plan, up_to_degree
-from gfdit.sim.trace import read_trace
+from gfdit.sim.trace import far_outside, read_trace
 from gfdit.sim.workloads import PATTERNS
 
 HOURS_A_DAY = 24
@@ -152,6 +153,8 @@ def _studies(args: argparse.Namespace) -> dict[str, Study]:
     trace = () if args.trace is None else tuple(read_trace(args.trace))
     if args.trace is not None and not trace:
         raise ValueError(f"{args.trace}: the trace has no requests")
+    if doubt := far_outside(trace, table):
+        print(f"gfdit plan: warning: {doubt}", file=sys.stderr)
     demand = Demand(
         table,
         args.workload or "",

@@ -77,7 +77,7 @@ def ask_server(
         reason = getattr(error, "reason", error)
         kind = NotInTimeError if isinstance(reason, TimeoutError) else NoAnswerError
         raise kind(f"{url} does not answer: {reason}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{url} does not answer: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{url} is no server of gfdit: its /v1/gfdit/{route} is something else")
@@ -86,7 +86,7 @@ def ask_server(
 
 def _line_of(error: urllib.error.HTTPError) -> str:
     """What the server says of it, if that is a line of its own."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = json.load(error)["error"]
         return str(found["message"] if isinstance(found, dict) else found)
     return ""

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import sys
 from dataclasses import astuple, fields
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.edit_workloads import EDITS
 from gfdit.sim.estimates import Estimate
 from gfdit.sim.sweep import CLASS_METRICS, METRICS, Grid, Point, Sweep, num_cases, run_sweep
+from gfdit.sim.trace import far_outside, read_trace
 from gfdit.sim.workloads import PATTERNS
 
 #: What ``--show`` takes: the metric, its unit, and what it is multiplied by.
@@ -78,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
     """The results are written in any case; policies that made mistakes are then reported as an error."""
     grid, shown = _grid(args), _shown(args.show)
     lanes = _point(args.lanes, grid) if args.lanes is not None else None
+    for path in grid.traces:
+        if doubt := far_outside(read_trace(path), grid.table):
+            print(f"gfdit sweep: warning: {path}: {doubt}", file=sys.stderr)
     with progress("sweep", num_cases(grid)) as step:
         sweep = run_sweep(grid, num_processes=num_processes(args), on_done=step)
     print("\n".join(describe(sweep, name, per_class=args.per_class) for name in shown))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gfdit.cli.server_routes import add_server_options, ask_server, key_of
+from gfdit.core.json_fields import one_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,9 +53,20 @@ def run(args: argparse.Namespace) -> int:
 
 def fetch_state(url: str, api_key: str | None) -> State:
     """Raises ``ValueError`` that says in a line why there is none."""
-    state = ask_server(url, "state", api_key)
-    if "rank_states" not in state:
-        raise ValueError(f"{url} is no server of gfdit: its /v1/gfdit/state is something else")
+    return checked_state(ask_server(url, "state", api_key), url)
+
+
+def checked_state(state: Any, url: str) -> State:
+    """Raises ``ValueError`` for an answer that cannot be shown, as of another program or another version."""
+    try:
+        view = View(url)
+        view.take(state)
+        view.render()
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{url} is no server of gfdit: its /v1/gfdit/state is something else ({why})") from error
     return state
 
 
@@ -136,8 +148,8 @@ class View:
             slack_s, left_s = request["slack_s"], request["left_s"]
             table.add_row(
                 Text(request["id"][:36], self._colours.get(request["id"], "")),
-                request["slo_class"][:16],
-                request["task"] or request["state"],
+                Text(request["slo_class"][:16]),
+                Text(request["task"] or request["state"]),
                 ",".join(map(str, request["ranks"])) or "-",
                 f"{request['steps_done']}/{request['num_steps']}",
                 "-" if left_s is None else f"{left_s:.1f}",
@@ -149,13 +161,14 @@ class View:
 
     def _classes(self) -> "Table":
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("class", "in time", "late", "share", "left rank-s", box=None, pad_edge=False)
         backlog = self._state["backlog_rank_s_by_class"]
         for name, numbers in self._state["deadlines"].items():
             met, missed = numbers["met"], numbers["missed"]
             share = f"{met / (met + missed):.1%}" if met + missed else "-"
-            table.add_row(name, str(met), str(missed), share, f"{backlog.get(name, 0.0):.1f}")
+            table.add_row(Text(name), str(met), str(missed), share, f"{backlog.get(name, 0.0):.1f}")
         return table
 
     def _faults(self) -> "Text":

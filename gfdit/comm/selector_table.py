@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import reprlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -15,6 +17,7 @@ from gfdit.comm.choice import Choice, Path
 from gfdit.comm.heap import Operation
 
 VERSION = 1
+_MOST = 2**53  # that every JSON reader keeps exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,18 @@ class SelectorTable:
     def load(cls, path: FilePath) -> SelectorTable:
         """Raises OSError if it cannot be read, ValueError that names file, entry and field for anything wrong."""
         try:
-            content = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
         if not isinstance(content, dict) or content.get("version") != VERSION:
             raise ValueError(f"{path}: not a table of collectives of version {VERSION}")
+        if not isinstance(given := content.get("entries") or [], list):
+            raise ValueError(f"{path}: entries must be a list")
         entries = []
-        for number, fields in enumerate(content.get("entries") or []):
+        for number, fields in enumerate(given):
             try:
                 entries.append(_from_json(fields))
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, ValueError) as error:
                 raise ValueError(f"{path}: entries[{number}]: {_reason(error)}") from error
         return cls(str(content.get("hardware", "")), str(content.get("source", "")), tuple(entries))
 
@@ -72,22 +77,31 @@ def _to_json(entry: TableEntry) -> dict[str, Any]:
 
 
 def _from_json(fields: Any) -> TableEntry:
+    if not isinstance(fields, dict):
+        raise ValueError("must be an object")
     operations = [operation.name.lower() for operation in Operation]
     paths = [str(path) for path in Path]
     for name, known in (("operation", operations), ("path", paths)):
         if fields[name] not in known:
-            raise ValueError(f"unknown {name} {fields[name]!r}; known: {', '.join(known)}")
-    numbers = {name: int(fields[name]) for name in ("ranks", "bytes", "chunk_bytes", "programs")}
+            raise ValueError(f"unknown {name} {_shown(fields[name])}; known: {', '.join(known)}")
+    numbers = {name: fields[name] for name in ("ranks", "bytes", "chunk_bytes", "programs")}
     minima = {"ranks": 1, "bytes": 0, "chunk_bytes": 0, "programs": 1}
     for name, number in numbers.items():
-        if number < minima[name]:
-            raise ValueError(f"{name} must be at least {minima[name]}, got {number}")
-    seconds = float(fields["seconds"])
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"seconds must be positive, got {seconds}")
+        if not isinstance(number, int) or isinstance(number, bool) or not minima[name] <= number <= _MOST:
+            raise ValueError(f"{name} must be an integer of at least {minima[name]}, got {_shown(number)}")
+    seconds = fields["seconds"]
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= sys.float_info.max:
+        raise ValueError(f"seconds must be positive, got {_shown(seconds)}")
+    seconds = float(seconds)
     choice = Choice(Path(fields["path"]), numbers["chunk_bytes"], numbers["programs"])
     operation = Operation[fields["operation"].upper()]
     return TableEntry(operation, numbers["ranks"], numbers["bytes"], choice, seconds)
+
+
+def _shown(value: Any) -> str:
+    """What is wrong may be of any kind and depth."""
+    return reprlib.repr(value)
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import sys
 from typing import Any
 
@@ -21,12 +22,50 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where}: not JSON: {error}") from error
 
 
+MAX_DEPTH = 32
+"""Of objects and lists within each other: more than anybody writes, less than Python can copy and pickle."""
+
+
+def check_plain(value: Any, name: str) -> None:
+    """Raise ``ValueError`` naming ``name`` for what is nested too deep, or holds halves of surrogate pairs."""
+    waiting = [(value, 0)]
+    while waiting:
+        found, depth = waiting.pop()
+        if isinstance(found, str):
+            if has_half_pairs(found):
+                raise ValueError(f"{name} must be text that UTF-8 can carry, got {shown(found)}")
+        elif isinstance(found, (dict, list, tuple)):
+            if depth == MAX_DEPTH:
+                raise ValueError(f"{name} must not be nested more than {MAX_DEPTH} deep")
+            inner = [*found, *found.values()] if isinstance(found, dict) else found
+            waiting += [(one, depth + 1) for one in inner]
+
+
+def one_line(error: object) -> str:
+    """What ``error`` says, in characters that can be printed and sent, and not more than a line of them."""
+    text = " ".join(str(error).split())
+    return shortened(text.encode("ascii", "backslashreplace").decode() if has_half_pairs(text) else text, 300)
+
+
+def has_half_pairs(text: str) -> bool:
+    """Halves of surrogate pairs, which JSON can escape, are no characters: they cannot be sent as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 class JsonFields:
     """The fields of one JSON object; ``where`` names the object in every error (``file: entries[3]``)."""
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            raise ValueError(f"{where}: must be an object, got {_show(value)}")
+            raise ValueError(f"{where}: must be an object, got {shown(value)}")
         self._values: dict[str, Any] = dict(value)
         self._known: list[str] = []
         self._where = where
@@ -43,8 +82,8 @@ class JsonFields:
 
     def text(self, name: str, default: Any = _MISSING) -> str:
         value = self.take(name, default)
-        if not isinstance(value, str) or not value:
-            raise self.error(name, f"must be a non-empty string, got {_show(value)}")
+        if not isinstance(value, str) or not value or has_half_pairs(value):
+            raise self.error(name, f"must be a non-empty string, got {shown(value)}")
         return value
 
     def text_or_none(self, name: str) -> str | None:
@@ -54,7 +93,7 @@ class JsonFields:
     def flag(self, name: str, default: Any = _MISSING) -> bool:
         value = self.take(name, default)
         if not isinstance(value, bool):
-            raise self.error(name, f"must be true or false, got {_show(value)}")
+            raise self.error(name, f"must be true or false, got {shown(value)}")
         return value
 
     def integer(
@@ -63,9 +102,9 @@ class JsonFields:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
             bound = "" if minimum is None else f" of at least {minimum}"
-            raise self.error(name, f"must be an integer{bound}, got {_show(value)}")
+            raise self.error(name, f"must be an integer{bound}, got {shown(value)}")
         if abs(value) > maximum:
-            raise self.error(name, f"must be an integer of at most {maximum}, got {_show(value)}")
+            raise self.error(name, f"must be an integer of at most {maximum}, got {shown(value)}")
         return value
 
     def integer_or_none(self, name: str) -> int | None:
@@ -82,7 +121,7 @@ class JsonFields:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= sys.float_info.max or (positive and value == 0):
             bound = "positive" if positive else "non-negative"
-            raise self.error(name, f"must be a {bound} number, got {_show(value)}")
+            raise self.error(name, f"must be a {bound} number, got {shown(value)}")
         return float(value)
 
     def end(self) -> None:
@@ -91,6 +130,10 @@ class JsonFields:
             raise self.error(name, f"is unknown, known: {', '.join(self._known)}")
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def shown(value: Any, length: int = 60) -> str:
+    """``value`` as an error shows it: of something deep or long only the beginning, whatever it is."""
+    return shortened(_BEGINNING.repr(value), length)
+
+
+_BEGINNING = reprlib.Repr()
+_BEGINNING.maxlevel, _BEGINNING.maxstring, _BEGINNING.maxlong, _BEGINNING.maxother = 4, 200, 200, 200

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 import msgspec
 
@@ -23,15 +23,18 @@ from gfdit.core import ControlPlane
 from gfdit.core.commands import Command
 from gfdit.core.cost.file import CostTable
 from gfdit.core.events import Event
+from gfdit.core.json_fields import one_line
 from gfdit.observe.writers import MAX_FILE_BYTES, AppendFile, BackgroundWriter
 
 VERSION = 3
 FLUSH_INTERVAL_S = 0.02
 MAX_WAITING_BYTES = 32 << 20
+MAX_RANKS = 10_000
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
 _EVENT_START = b'{"now_s":'
 _COMMAND_START = b'{"command":'
+_NOT_READABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +45,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     model: str
-    num_ranks: int
+    num_ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
     policy: str
     policy_args: dict[str, str] = {}
     admission: str = "none"
@@ -163,9 +166,9 @@ class RecordingReader:
         self._line_number = 1
         try:
             self.header = msgspec.json.decode(self._file.readline(), type=RecordingHeader)
-        except msgspec.MsgspecError as error:
+        except _NOT_READABLE as error:
             self.close()
-            raise ValueError(f"{path}: not a recording: {error}") from error
+            raise ValueError(f"{path}: not a recording: {one_line(error)}") from error
         if self.header.version != VERSION:
             self.close()
             raise ValueError(f"{path}: a recording of version {self.header.version}, known: {VERSION}")
@@ -219,6 +222,6 @@ class RecordingReader:
             parsed = msgspec.json.decode(line, type=_Line)
             kind = _EVENTS[parsed.event] if parsed.event else _COMMANDS[parsed.command]
             value = msgspec.json.decode(parsed.data, type=kind)
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise ValueError(f"{self._path}, line {self._line_number}: not an event: {error}") from error
+        except (*_NOT_READABLE, KeyError) as error:
+            raise ValueError(f"{self._path}, line {self._line_number}: not an event: {one_line(error)}") from error
         return TimedEvent(value, parsed.now_s) if parsed.event else value

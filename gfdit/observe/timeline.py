@@ -6,14 +6,18 @@ write the same schema. One event a line: a file cut off by a killed process lose
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+import msgspec
+
+from gfdit.core.json_fields import one_line
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.observe.writers import MAX_FILE_BYTES, AppendFile, BackgroundWriter, DirectWriter, Writer
 
@@ -23,6 +27,7 @@ FLUSH_INTERVAL_S = 1.0
 MAX_WAITING = 65536  # tasks on ranks, in about 50 MB
 _US_PER_S = 1e6
 _END = b"\n]\n"
+_Microseconds = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # not infinite, and no number that is none
 # Chrome's reserved colour names, the only ones a trace may ask for; chosen to be told apart.
 _COLOURS = (
     "thread_state_running",
@@ -258,47 +263,84 @@ class _TimelineFile:
 
 
 def read_timeline(path: str | Path) -> list[Span]:
-    """The spans of a timeline by start time, migrations included; a cut-off file gives what it holds."""
-    spans = [_span(event) for event in _load_events(Path(path)) if event.get("ph") == "X"]
+    """The spans of a timeline by start time, migrations included; a cut-off file gives what it holds.
+
+    Raises ``ValueError`` naming the file, and the line or number of an event that is none.
+    """
+    spans = []
+    for where, event in _load_events(Path(path)):
+        if not isinstance(event, dict):
+            raise ValueError(f"{where}: not a trace event")
+        if event.get("ph") == "X":
+            try:
+                spans.append(_span(msgspec.convert(event, _SpanEvent)))
+            except (msgspec.ValidationError, UnicodeEncodeError) as error:
+                raise ValueError(f"{where}: not a task or copy of gfdit: {one_line(error)}") from error
     return sorted(spans, key=lambda span: (span.start_s, span.rank))
 
 
-def _load_events(path: Path) -> list[dict[str, Any]]:
+def _load_events(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each with where it is."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        pass
-    lines = text.splitlines()
-    if not lines or lines[0] != "[":
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(events := json.loads(text), list):
+            return ((f"{path}: event {number}", event) for number, event in enumerate(events))
+    lines = text.split("\n")
+    if lines[0].rstrip("\r") != "[":
         raise ValueError(f"{path} is not a gfdit timeline")
-    events = []
+    return _events_of_lines(path, lines)
+
+
+def _events_of_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines[1:], start=2):
         try:
-            events.append(json.loads(line.removesuffix(",")))
-        except json.JSONDecodeError:
+            event = json.loads(line.rstrip("\r").removesuffix(","))
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}: not a trace event") from None
-    return events
+        else:
+            yield f"{path}, line {number}", event
 
 
-def _span(event: dict[str, Any]) -> Span:
-    args = event["args"]
-    start_s = event["ts"] / _US_PER_S
+class _SpanArgs(msgspec.Struct, frozen=True):
+    """What is written as ``args`` of a span's event."""
+
+    rank: int
+    task: str
+    request: str
+    kind: str
+    step: int
+    sp: int
+    cfg: int
+    ranks: tuple[int, ...]
+    decided_us: _Microseconds | None = None
+    dispatched_us: _Microseconds | None = None
+    run_ahead: bool = False
+
+
+class _SpanEvent(msgspec.Struct, frozen=True):
+    args: _SpanArgs
+    ts: _Microseconds
+    dur: _Microseconds
+
+
+def _span(event: _SpanEvent) -> Span:
+    args = event.args
+    start_s = event.ts / _US_PER_S
     return Span(
-        rank=args["rank"],
-        task=args["task"],
-        request=args["request"],
-        kind=args["kind"],
-        step=args["step"],
-        sp=args["sp"],
-        cfg=args["cfg"],
-        ranks=tuple(args["ranks"]),
+        rank=args.rank,
+        task=args.task,
+        request=args.request,
+        kind=args.kind,
+        step=args.step,
+        sp=args.sp,
+        cfg=args.cfg,
+        ranks=args.ranks,
         start_s=start_s,
-        end_s=start_s + event["dur"] / _US_PER_S,
-        decided_s=None if (us := args.get("decided_us")) is None else us / _US_PER_S,
-        dispatched_s=None if (us := args.get("dispatched_us")) is None else us / _US_PER_S,
-        run_ahead=args.get("run_ahead", False),
+        end_s=start_s + event.dur / _US_PER_S,
+        decided_s=None if args.decided_us is None else args.decided_us / _US_PER_S,
+        dispatched_s=None if args.dispatched_us is None else args.dispatched_us / _US_PER_S,
+        run_ahead=args.run_ahead,
     )
 
 

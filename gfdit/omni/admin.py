@@ -18,6 +18,7 @@ import msgspec
 from vllm.logger import init_logger
 
 from gfdit.core.cost.file import CostTable
+from gfdit.core.json_fields import check_plain, one_line, shown
 from gfdit.core.policy.loading import known_policies
 from gfdit.observe.metrics import ServerMetrics
 from gfdit.omni.settings import Settings
@@ -121,8 +122,10 @@ class Admin:
         """
         try:
             change = msgspec.json.decode(body, type=Change)
-        except msgspec.MsgspecError as error:
-            raise ValueError(str(error).replace("`", "")) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(one_line(error).replace("`", "")) from error
+        for name, value in msgspec.structs.asdict(change).items():
+            check_plain(value, name)
         with self._lock:
             self._make(change)
             return self.state()
@@ -153,12 +156,12 @@ class Admin:
         """Raises ``ValueError`` as at the start of a server."""
         if unknown := sorted(set(change.limits) - set(LIMITS)):
             known = ", ".join(LIMITS)
-            raise ValueError(f"limit {unknown[0]!r} cannot be changed while the server runs, known: {known}")
+            raise ValueError(f"limit {shown(unknown[0])} cannot be changed while the server runs, known: {known}")
         given = dataclasses.asdict(self._engine.settings) | change.limits
         if change.policy is not msgspec.UNSET:
             if change.policy not in (allowed := self._policies()):
                 raise ValueError(
-                    f"policy {change.policy!r} is neither installed nor that of the server's start, "
+                    f"policy {shown(change.policy)} is neither installed nor that of the server's start, "
                     f"allowed: {', '.join(allowed)}"
                 )
             given |= {"policy": change.policy, "policy_args": {}}

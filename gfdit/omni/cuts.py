@@ -137,7 +137,7 @@ class RememberedCuts:
     def load(self) -> Verdicts | None:
         try:
             found = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Verdict])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError):  # msgspec's errors are the second kind
             return None
         return {Signature.named(name): verdict for name, verdict in found.items()}
 

@@ -31,7 +31,7 @@ from vllm_omni.platforms import current_omni_platform
 
 from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.forward.verdict import has_mask
-from gfdit.adapters.limits import num_outputs_of
+from gfdit.adapters.limits import check_lora, num_outputs_of, read_images
 from gfdit.adapters.options import EditOptions, RequestOptions
 from gfdit.adapters.registry import make_adapter
 from gfdit.adapters.workflow_requests import WorkflowAdapter
@@ -39,6 +39,7 @@ from gfdit.comm.devices import check_devices, names_of
 from gfdit.comm.selector_table import SelectorTable
 from gfdit.core import commands as cmd
 from gfdit.core.events import RequestCancelled
+from gfdit.core.json_fields import shown
 from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
 from gfdit.observe.metrics import SHOWN, ServerMetrics
@@ -235,6 +236,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
         """What the model's own preprocessing refuses is the client's mistake: an input image that is missing."""
         try:
             self.settings.limits.check_fields(request.sampling_params)
+            _check_generator(request.sampling_params.generator_device)
+            check_lora(request.sampling_params.lora_request)
+            read_images(request.prompt)
             return super()._prepare_request_for_admission(request)
         except OmniClientError:
             self.metrics.refused("invalid")
@@ -651,6 +655,12 @@ def _error_output(message: msg.RequestEnd) -> DiffusionOutput:
             text = retryable(error) if status_code == 503 else error
             return DiffusionOutput(error=text, error_status_code=status_code)
     return DiffusionOutput(error="the request was cancelled", error_status_code=500)
+
+
+def _check_generator(device: Any) -> None:
+    known = list(dict.fromkeys(("cpu", current_omni_platform.device_type)))
+    if device is not None and device not in known:
+        raise ValueError(f"generator_device must be {' or '.join(known)}, got {shown(device)}")
 
 
 def _resolve_ranks(od_config: OmniDiffusionConfig, settings: Settings) -> int:

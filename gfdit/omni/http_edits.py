@@ -14,6 +14,8 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from gfdit.core.json_fields import shown
+
 PATH = "/v1/images/edits"
 _extra_params: ContextVar[dict[str, Any] | None] = ContextVar("extra_params of an edit", default=None)
 
@@ -64,10 +66,10 @@ def _parsed(text: Any) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _bad(f"extra_params must be a JSON object, got {str(text)[:100]!r}")
+        raise _bad(f"extra_params must be a JSON object, got {shown(text)}")
     return found
 
 

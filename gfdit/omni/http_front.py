@@ -6,6 +6,7 @@ to those who wait. With this
 
 - a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
 - ``/v1/images/edits`` takes OpenAI's ``mask``, and ``extra_params`` as other endpoints do;
+- what would end the server on its way to the engine is HTTP 400 (:mod:`gfdit.omni.http_inputs`);
 - there are routes for routers and operators (:mod:`gfdit.omni.http_operations`);
 - while an operator drains the server, new requests get HTTP 503, and ``/health`` stays 200;
 - at SIGTERM or SIGINT requests that run have ``shutdown_timeout_s`` to end; ``/health`` and new requests get HTTP
@@ -29,6 +30,7 @@ from typing import Any
 
 from gfdit.observe.metrics import SHOWN
 from gfdit.omni.http_edits import complete_edits
+from gfdit.omni.http_inputs import check_inputs
 from gfdit.omni.http_operations import add_operations
 from gfdit.omni.retryable import SEND_AGAIN, retryable
 from gfdit.omni.settings import Settings
@@ -130,6 +132,7 @@ class HttpFront:
     async def _on_lifespan(self, app: Any, message: Message, send: Send) -> None:
         """Take the signals over once the server listens: vLLM's launcher has set its own handlers just before."""
         if message["type"] == "lifespan.startup.complete":
+            check_inputs(app.state.engine_client)
             complete_edits(app)
             add_operations(app)
             loop = asyncio.get_running_loop()

@@ -15,14 +15,16 @@ import msgspec
 
 from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import EditOptions
+from gfdit.core.json_fields import LARGEST_INTEGER, shown
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 
 if TYPE_CHECKING:
     from gfdit.templates import TemplateStore
 
 _MIB = 1024 * 1024
-Count = Annotated[int, msgspec.Meta(ge=1)]
-CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
+# What any process can be told.
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_INTEGER)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 # Bounded, because what waits for longer than the operating system can be told to does not wait at all.
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -170,21 +172,23 @@ class Settings:
         """Raises ``ValueError`` naming a setting, policy or policy argument that is unknown or wrong."""
         given = (additional_config or {}).get("gfdit") or {}
         if not isinstance(given, Mapping):
-            raise ValueError(f'additional_config["gfdit"] must be an object, got {given!r}')
+            raise ValueError(f'additional_config["gfdit"] must be an object, got {shown(given)}')
         known = [spec.name for spec in fields(cls)]
         if unknown := sorted(set(given) - set(known)):
-            raise ValueError(f"gfdit has no setting {unknown[0]!r}, known: {', '.join(known)}")
+            raise ValueError(f"gfdit has no setting {shown(unknown[0])}, known: {', '.join(known)}")
         policy_args = given.get("policy_args") or {}
         if isinstance(policy_args, Mapping):
             policy_args = {name: str(value) for name, value in policy_args.items()}
         values = {**given, "policy_args": policy_args}
         try:
             settings = msgspec.convert(values, cls)
+        except UnicodeEncodeError as error:
+            raise ValueError("a gfdit setting has half of a surrogate pair, which is no character") from error
         except msgspec.ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             name = place.rstrip("`")
             wanted = what.replace("`", "").replace("Expected", "expected", 1)
-            raise ValueError(f"gfdit setting {name!r} is {values.get(name)!r}: {wanted}") from error
+            raise ValueError(f"gfdit setting {name!r} is {shown(values.get(name))}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
         try:
             EditOptions.parse(settings.edit)

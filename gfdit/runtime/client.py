@@ -275,8 +275,8 @@ class EngineSockets:
         self._context = zmq.Context()
         self._lease = grant_lease(config.lease_path)
         self._results = open_socket(self._context, zmq.PULL, config.address("results"), bind=True)
-        self._decode_control = msg.decoder(msg.ControlMessage)
-        self._decode_result = msg.decoder(msg.Result)
+        self._decode_control = msg.Decoder(msg.ControlMessage)
+        self._decode_result = msg.Decoder(msg.Result)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         for source in (self._results, self._wake_fd):

@@ -41,6 +41,7 @@ from gfdit.core.events import (
     TaskFinished,
     TaskStarted,
 )
+from gfdit.core.json_fields import one_line
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
 from gfdit.observe.snapshot import Snapshot
@@ -248,6 +249,19 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def decoder(kind: Any) -> msgspec.msgpack.Decoder:
-    """Decoder of one union above; raises ``msgspec.ValidationError`` for anything else."""
-    return msgspec.msgpack.Decoder(kind)
+class DamagedMessageError(ValueError):
+    """Of bytes that are no message: the text says what was expected and what is wrong."""
+
+
+class Decoder:
+    """Of one union above."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+
+    def decode(self, data: bytes) -> Any:
+        """Raises :class:`DamagedMessageError` for anything else, and nothing but that."""
+        try:
+            return self._decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DamagedMessageError(f"{len(data)} bytes are no message: {one_line(error)}") from error

@@ -7,6 +7,7 @@ The control process binds where events go, and another one in its place binds th
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import select
@@ -23,6 +24,8 @@ import zmq
 
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
+
+logger = logging.getLogger("gfdit.runtime")
 
 # Far more than can be in flight to a peer that works: a few for every request that is alive.
 MAX_MESSAGES = 100_000
@@ -56,12 +59,18 @@ def push(socket: zmq.Socket, message: msgspec.Struct | bytes) -> None:
         socket.send(message if isinstance(message, bytes) else msg.encode(message), zmq.NOBLOCK)
 
 
-def received(socket: zmq.Socket, decoder: msgspec.msgpack.Decoder) -> list[Any]:
-    """Every message that has arrived, without waiting."""
+def received(socket: zmq.Socket, decoder: msg.Decoder) -> list[Any]:
+    """Every message that has arrived, without waiting.
+
+    What cannot be read is left out, and the log says so: one process that is out of its mind must not take the
+    reader with it. What it had to say is then missing, which those who wait for it notice by their time limits.
+    """
     messages = []
     while True:
         try:
             messages.append(decoder.decode(socket.recv(zmq.NOBLOCK)))
+        except msg.DamagedMessageError as error:
+            logger.error("%s", error)
         except zmq.Again:
             return messages
 
@@ -121,7 +130,7 @@ class WorkerInbox:
         self.first_id = 0
         self._socket = open_socket(context, zmq.PULL, config.rank_address(queue, rank), bind=True)
         self._lease = join_lease(config.lease_path)
-        self._decoder = msg.decoder(kinds)
+        self._decoder = msg.Decoder(kinds)
         self._poller = zmq.Poller()
         for source in (self._socket, self._lease):
             self._poller.register(source, zmq.POLLIN)
@@ -203,8 +212,8 @@ class ControlSockets:
         self._engine = open_socket(self._context, zmq.PAIR, config.engine_address)
         self._events = open_socket(self._context, zmq.PULL, config.address("events"), bind=True)
         self._queues: dict[tuple[Queue, int], zmq.Socket] = {}
-        self._decode_engine = msg.decoder(msg.EngineMessage)
-        self._decode_worker = msg.decoder(msg.WorkerMessage)
+        self._decode_engine = msg.Decoder(msg.EngineMessage)
+        self._decode_worker = msg.Decoder(msg.WorkerMessage)
         self._poller = zmq.Poller()
         for source in (self._engine, self._events, sys.stdin.fileno()):
             self._poller.register(source, zmq.POLLIN)

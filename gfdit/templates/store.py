@@ -388,8 +388,10 @@ class TemplateStore:
         return self._places()[-1].root / f"{template}.json"
 
     def _read_description(self, template: TemplateKey) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads(self._description(template).read_text())
+        """None where there is none that can be read."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(self._description(template).read_bytes())
+            return found if isinstance(found, dict) else None
         return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import struct
@@ -110,14 +111,20 @@ def pack(key: UnitKey, unit: Unit) -> list[memoryview]:
 
 
 def describe(page: bytes, key: UnitKey, num_bytes: int) -> Description:
-    """What ``page``, the first of a file of ``num_bytes``, says. Raises :class:`DamagedError`."""
+    """What ``page``, the first of a file of ``num_bytes``, says. Raises :class:`DamagedError`.
+
+    Its checksum says that it was written so, not that it was written by this build.
+    """
     record = _record(page)
     if record["key"] != [str(key.template), key.step, key.branch, key.head]:
         raise DamagedError("it is another unit")
-    shape, dtype = tuple(record["shape"]), record["dtype"]
     if record["num_bytes"] != num_bytes:
         raise DamagedError(f"it has {num_bytes} bytes, not {record['num_bytes']}")
-    return Description(key, dtype, shape, num_bytes, record["crc"])
+    described = Description(key, record["dtype"], tuple(record["shape"]), num_bytes, record["crc"])
+    end, scales_bytes = _values_end(described), 2 * described.shape[0] * torch.float32.itemsize
+    if num_bytes not in (end, end + scales_bytes):
+        raise DamagedError(f"it has {num_bytes} bytes, which are not {described.shape} of {described.dtype}")
+    return described
 
 
 def map_unit(fd: int, key: UnitKey, *, check: bool) -> Unit:
@@ -156,7 +163,27 @@ def _record(page: bytes) -> dict[str, Any]:
     text = page[_START.size : _START.size + num_bytes]
     if zlib.crc32(text) != crc:
         raise DamagedError("its header's checksum is wrong")
-    return json.loads(text)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not _is_ours(record):
+        raise DamagedError("its header is none of this format")
+    return record
+
+
+def _is_ours(record: dict[str, Any]) -> bool:
+    shape, dtype = record.get("shape"), record.get("dtype")
+    return (
+        "key" in record
+        and all(type(record.get(name)) is int for name in ("num_bytes", "crc"))
+        and isinstance(dtype, str)
+        and dtype in _DTYPES
+        and isinstance(shape, list)
+        and len(shape) == 4
+        and all(type(extent) is int and 0 < extent < 1 << 32 for extent in shape)
+        and shape[1] == 2
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -164,7 +191,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _num_values(described: Description) -> int:
-    return int(np.prod(described.shape))
+    return math.prod(described.shape)
 
 
 def _values_end(described: Description) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from gfdit.core.components import Component
+from gfdit.core.json_fields import has_half_pairs, shown
 from gfdit.core.tasks import Task, TaskGraph, TaskKind
 from gfdit.workflow.model import Embeddings, Model
 from gfdit.workflow.passes import ApproximateCache, AsynchronousLora
@@ -176,7 +178,7 @@ class Workflows:
     def get(self, name: str, steps: int | None = None, *, cached: bool = False) -> CompiledWorkflow:
         """Raises ``ValueError`` for a name that there is not, and for a number of steps that it cannot have."""
         if (builder := self._builders.get(name)) is None:
-            raise ValueError(f"there is no workflow {name!r}, workflows: {', '.join(self._builders)}")
+            raise ValueError(f"there is no workflow {shown(name)}, workflows: {', '.join(self._builders)}")
         key = name, builder.steps if steps is None else steps, cached
         if key not in self._compiled:
             self._compiled[key] = CompiledWorkflow(builder.build(key[1]), cached)
@@ -274,10 +276,19 @@ def _builder(found: Workflow | Builder) -> Builder:
 
 
 def _converted(value: Any, one: Input) -> Any:
+    if one.type not in (str, int, float, bool):
+        return value
+    found = value
     if one.type is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if one.type in (str, int, float, bool) and (
-        not isinstance(value, one.type) or (one.type is int and isinstance(value, bool))
-    ):
-        raise ValueError(f"input {one.name!r} must be {one.type.__name__}, got {value!r:.60}")
-    return value
+        found = float(value) if abs(value) <= sys.float_info.max else math.inf
+    is_one = isinstance(found, one.type) and not (one.type is int and isinstance(found, bool))
+    match found:
+        case float():
+            is_one &= math.isfinite(found)
+        case str():
+            is_one &= not has_half_pairs(found)
+        case int():
+            is_one &= -(2**63) <= found < 2**63
+    if not is_one:
+        raise ValueError(f"input {one.name!r} must be {one.type.__name__}, got {shown(value)}")
+    return found

@@ -141,7 +141,7 @@ def test_a_table_comes_back_from_its_file(tmp_path: FilePath) -> None:
         ({"operation": "gossip"}, r"entries\[0\]: unknown operation 'gossip'; known: barrier, "),
         ({"path": "teleport"}, r"entries\[0\]: unknown path 'teleport'; known: .*push"),
         ({"seconds": 0}, "seconds must be positive"),
-        ({"ranks": 0}, "ranks must be at least 1"),
+        ({"ranks": 0}, "ranks must be an integer of at least 1, got 0"),
         ({"bytes": None}, r"entries\[0\]"),
     ],
 )

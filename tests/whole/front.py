@@ -120,6 +120,10 @@ class Endpoints:
     def get_diffusion_od_config(self) -> Any:
         return SimpleNamespace(additional_config=self._settings)
 
+    def generate(self, *_: Any, **__: Any) -> Any:
+        """Requests go to the engine by another way here."""
+        raise NotImplementedError
+
     # As the server has the application
 
     def include_router(self, router: Any) -> None:
