@@ -11,9 +11,10 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 
 SOAK_REQUESTS ?= 400
 CACHED_REQUESTS ?= 200
+FUZZ_INPUTS ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm endurance fleet report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm fuzz endurance fleet report report-default kernels lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -27,6 +28,7 @@ help:
 	@echo "make soak-comm  100,000 collectives over random ordered subsets of ranks"
 	@echo "make soak-kernels  3,000 of them by interpreted kernels, by random paths"
 	@echo "make storm   1,000,000 events with faults in a simulated server"
+	@echo "make fuzz    $(FUZZ_INPUTS) inputs, most of them wrong, wherever something is read"
 	@echo "make endurance  half an hour of a real server with mixed sizes: what its processes hold"
 	@echo "make fleet  two servers behind each router, one killed, one drained (installs Ray Serve and vllm-router apart)"
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
@@ -72,6 +74,9 @@ soak-comm: setup
 
 storm: setup
 	@$(BIN)/python -m tests.whole
+
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
 
 soak-kernels: setup
 	@$(BIN)/python -m tests.kernels.soak
