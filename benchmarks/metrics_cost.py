@@ -42,9 +42,9 @@ class Loopback:
     def __init__(self, in_flight: int) -> None:
         self.num_tasks = 0
         self.snapshot_bytes = 0
-        self._decode_worker = msg.decoder(msg.WorkerMessage)
-        self._decode_engine = msg.decoder(msg.EngineMessage)
-        self._decode_command = msg.decoder(msg.ComputeMessage | msg.FreeArtifacts | msg.Migrate)
+        self._decode_worker = msg.Decoder(msg.WorkerMessage)
+        self._decode_engine = msg.Decoder(msg.EngineMessage)
+        self._decode_command = msg.Decoder(msg.ComputeMessage | msg.FreeArtifacts | msg.Migrate)
         self._from_workers: list[bytes] = []
         self._from_engine: list[bytes] = []
         self._num_requests = 0
