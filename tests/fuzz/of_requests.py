@@ -158,7 +158,7 @@ def _workflow(value: Any) -> None:
 @cache
 def _adapter() -> WorkflowAdapter:
     with Workflow("every", 1) as every:
-        sizes = {name: every.add_input(name, int, 64) for name in ("height", "width")}
+        sizes: dict[str, Any] = {name: every.add_input(name, int, 64) for name in ("height", "width")}
         embeds = Text("sd")(prompt=every.add_input("prompt", str))
         latents = Noise("sd")(seed=every.add_input("seed", int, 0))
         picture = Picture("sd")(
