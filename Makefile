@@ -14,7 +14,7 @@ CACHED_REQUESTS ?= 200
 FUZZ_INPUTS ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm fuzz endurance fleet report report-default kernels lint format types clean
+.PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm fuzz endurance fleet report report-default kernels dist lint format types clean
 
 help:
 	@echo "make demo    watch running requests change their parallelism (sets everything up)"
@@ -34,6 +34,7 @@ help:
 	@echo "make report  the policies compared on the published workloads, into docs/reports"
 	@echo "make report-default  only the default policy against all others, from fewer traces"
 	@echo "make kernels  compile every kernel variant, record what it takes, test them all: after any change of a kernel"
+	@echo "make dist    the wheel and the source archive, in dist"
 	@echo "make lint format types clean"
 
 setup: $(STAMP)
@@ -96,6 +97,9 @@ report-default: setup
 kernels: setup
 	@$(BIN)/python tools/compile_kernels.py
 	@$(BIN)/python -m pytest tests/kernels/test_compiled.py --all-kernels
+
+dist: setup
+	@$(BIN)/python tools/build_dist.py
 
 lint: setup
 	@$(BIN)/ruff check

@@ -71,13 +71,14 @@ def test_the_readme_is_one_screen_that_begins_with_the_picture() -> None:
 
 
 def test_every_page_is_on_the_path() -> None:
-    path = (DOCS / "README.md").read_text()
-    assert [
-        page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"({page.name}" not in path
-    ] == []
-    for folder in (DOCS / "models", DOCS / "decisions"):
-        index = (folder / "README.md").read_text()
-        assert [p.name for p in folder.glob("*.md") if p.name != "README.md" and f"({p.name}" not in index] == []
+    """By links that begin at the README."""
+    found, left = {README}, [README]
+    while left:
+        page = left.pop()
+        linked = {(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())}
+        left += sorted(linked - found)
+        found |= linked
+    assert sorted(page for page in PAGES if page not in found) == []
 
 
 def test_what_to_do_is_said_of_every_alert() -> None:

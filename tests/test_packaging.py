@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gfdit.cli.main import COMMANDS, EXTRAS
+from tools.build_dist import build
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {"gfdit": "gfdit", "policies": "gfdit/policies", "sim": "gfdit/sim"}
@@ -30,43 +30,20 @@ def _run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def _built(what: str, tree: Path, out: Path) -> Path:
-    """By the build backend itself, so that nothing is fetched. `what` is sdist or wheel."""
-    code = f"import sys, setuptools.build_meta as backend; backend.build_{what}(sys.argv[1])"
-    _run(sys.executable, "-c", code, out, cwd=tree)
-    (made,) = out.glob("gfdit-*.tar.gz" if what == "sdist" else "gfdit-*.whl")
-    return made
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The archive, and the wheel that was made of it: what the archive lacks is missing in both."""
+    return build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy: building in place leaves an egg-info that shadows the installed entry points.
-
-    Without git and without links, which nothing may depend on.
-    """
-    tree = tmp_path_factory.mktemp("tree")
-    skip = shutil.ignore_patterns("__pycache__")
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
-    for link in [path for path in (tree / "gfdit").iterdir() if path.is_symlink()]:
-        link.unlink()
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    return tree
+def sdist(built: tuple[Path, Path]) -> Path:
+    return built[0]
 
 
 @pytest.fixture(scope="module")
-def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _built("sdist", tree, tmp_path_factory.mktemp("sdist"))
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built from the source archive: what that lacks is missing here."""
-    unpacked = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
-    return zipfile.ZipFile(_built("wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel")))
+def wheel(built: tuple[Path, Path]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(built[1])
 
 
 def test_wheel_holds_every_file_once(wheel: zipfile.ZipFile) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -282,6 +285,19 @@ def test_the_openai_client(server: ServerProcess) -> None:
             late = {"extra_params": {"gfdit": {"deadline_ms": 0.01}}}
             client.images.generate(prompt="a red panda", size="128x128", extra_body=fields | late)
         assert int(refused.value.response.headers["Retry-After"]) >= 1
+
+
+def test_the_example_watches_its_requests(server: ServerProcess) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "06_serve_and_watch.py"
+    command = [sys.executable, str(example), "--url", server.base_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^  large: running on \d ranks, \d+ of 40 steps, ", done.stdout, re.MULTILINE), done.stdout
+    assert re.findall(r"^(large|small|urgent): HTTP 200 ", done.stdout, re.MULTILINE) == [
+        "large",
+        "small",
+        "urgent",
+    ]
 
 
 def test_healthy_after_all_that(server: ServerProcess) -> None:
