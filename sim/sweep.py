@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -270,14 +274,25 @@ class Sweep:
             }
 
 
-def run_sweep(grid: Grid, *, num_processes: int = 1, on_done: Callable[[], object] = lambda: None) -> Sweep:
-    """Raises ``ValueError`` for a policy that cannot be loaded or a workload that the table cannot serve."""
+def run_sweep(
+    grid: Grid,
+    *,
+    num_processes: int = 1,
+    on_done: Callable[[], object] = lambda: None,
+    kept: Path | None = None,
+) -> Sweep:
+    """Raises ``ValueError`` for a policy that cannot be loaded or a workload that the table cannot serve.
+
+    Cells are kept in the folder ``kept`` and taken from there, so that a run goes on where one before has ended.
+    They are known by what is simulated, not by the code of the policy: delete those of what has changed.
+    """
     cases = [
         (point, seed, policy)
         for point, seed in grid.cases()
         for policy in (*grid.policies, *(SIDES if grid.bound else ()))
     ]
-    cells = in_processes(partial(_cell, grid), cases, num_processes=num_processes, on_done=on_done)
+    call = partial(_cell, grid) if kept is None else partial(_kept_cell, grid, kept)
+    cells = in_processes(call, cases, num_processes=num_processes, on_done=on_done)
     return Sweep(tuple(cells))
 
 
@@ -297,6 +312,26 @@ def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
     numbers["rank_s_per_request"] = fmean([request["rank_seconds"] for request in outcome.result["requests"]])
     numbers["latencies_s"] = sorted(round(latency_s, 6) for latency_s in latencies_s if latency_s is not None)
     return Cell(point, seed, policy.label, numbers, outcome.complaint)
+
+
+def _kept_cell(grid: Grid, folder: Path, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
+    """From ``folder``, in whose file names are the policy and a hash of all that the cell depends on."""
+    point, seed, policy = case
+    label = policy if isinstance(policy, str) else policy.label
+    axes = {"workloads": (), "seeds": (), "loads": (), "per_min": (), "slo_scales": (), "num_ranks": ()}
+    alike = replace(grid, policies=(), bound=False, **axes)
+    chosen = policy if isinstance(policy, str) else (policy.spec, policy.args, policy.admission)
+    what = hashlib.sha256(repr((point, seed, chosen, alike)).encode())
+    path = folder / f"{re.sub('[^a-z0-9]+', '-', label.lower())}.{what.hexdigest()[:32]}.json"
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Cell(point, seed, label, kept["numbers"], kept["complaint"])
+    cell = _cell(grid, case)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps({"numbers": cell.numbers, "complaint": cell.complaint}), encoding="utf-8")
+    unfinished.replace(path)
+    return cell
 
 
 def _scaled(request: TraceRequest, slo_scale: float) -> TraceRequest:

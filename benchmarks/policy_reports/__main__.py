@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("report", nargs="*", metavar="REPORT", help=f"{', '.join(REPORTS)} (default: all)")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of the default_policy report")
     parser.add_argument("--seeds", type=int, default=8, help="traces of every point (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the traces (default: 0)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep simulations there, and do not repeat them")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to (default: docs/reports)")
     args = parser.parse_args()
@@ -28,7 +30,17 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.report or REPORTS:
         module = REPORTS[name]
-        report = Report(name, module.TITLE, args.out, source, args.seeds, args.jobs, tuple(args.only))
+        report = Report(
+            name,
+            module.TITLE,
+            args.out,
+            source,
+            args.seeds,
+            args.jobs,
+            tuple(args.only),
+            args.first_seed,
+            args.keep,
+        )
         module.run(report)
         report.write()
         print(args.out / f"{name}.md", flush=True)

@@ -27,12 +27,14 @@ class Report:
     num_seeds: int
     num_processes: int
     only: tuple[str, ...] = ()  # of the parts that can be run alone; all if empty
+    first_seed: int = 0
+    kept: Path | None = None  # where single simulations are kept
     lines: list[str] = field(default_factory=list)
     means: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return tuple(range(self.num_seeds))
+        return tuple(range(self.first_seed, self.first_seed + self.num_seeds))
 
     def wants(self, part: str) -> bool:
         return not self.only or part in self.only
@@ -40,7 +42,7 @@ class Report:
     def sweep(self, name: str, grid: Grid) -> Sweep:
         """Runs it and keeps its means. Raises ``ValueError`` if a policy made a mistake: no result then."""
         with tqdm(total=num_cases(grid), desc=f"{self.name}: {name}", unit="run", disable=None) as bar:
-            sweep = run_sweep(grid, num_processes=self.num_processes, on_done=bar.update)
+            sweep = run_sweep(grid, num_processes=self.num_processes, on_done=bar.update, kept=self.kept)
         if wrong := [cell for cell in sweep.cells if cell.complaint]:
             raise ValueError(f"{wrong[0].point}, seed {wrong[0].seed}: {wrong[0].policy}: {wrong[0].complaint}")
         self.means[name] = _rounded(sweep.as_json(cells=False)["points"])
@@ -77,13 +79,13 @@ class Report:
             f"# {self.title}",
             "",
             f"- {self.source['date']}, commit {self.source['commit']}, Python {self.source['python']}",
-            f"- Command: `{self.source['command']}`; {self.num_seeds} seeds, ± is a 95 % confidence interval",
+            f"- Command: `{self.source['command']}`; {self.num_seeds} seeds from {self.first_seed}, ± is a 95 % confidence interval",
             f"- Means of every point: [{self.name}.json]({self.name}.json)",
             "",
         ]
         text = "\n".join(head + self.lines).rstrip() + "\n"
         (self.folder / f"{self.name}.md").write_text(text, encoding="utf-8")
-        data = {**self.source, "num_seeds": self.num_seeds, "sweeps": self.means}
+        data = {**self.source, "seeds": self.seeds, "sweeps": self.means}
         (self.folder / f"{self.name}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
 
 
