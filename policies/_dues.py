@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import attrgetter
 
 from gfdit.policies._allocation import ROUNDING_S
+from gfdit.policies._arrivals import ArrivalRates
 from gfdit.policies._prospects import Prospect
 
 MEMORY = 100
@@ -22,9 +23,10 @@ class ShadowQueue:
     """How long first come first served on single ranks would let requests wait, the work flowing like a fluid.
 
     ``longest_s`` is the longest time from arrival to end since no request was alive; ``mean_rank_s`` what the last
-    requests, about a hundred of them, took on one rank each.
+    requests, about a hundred of them, took on one rank each. ``arrivals`` are told of each request.
     """
 
+    arrivals: ArrivalRates = field(default_factory=ArrivalRates)
     longest_s: float = 0.0
     mean_rank_s: float = 0.0
     _num_seen: int = 0
@@ -53,15 +55,26 @@ class ShadowQueue:
             self._backlog_rank_s += prospect.left_rank_s[0]
             self._num_seen = min(self._num_seen + 1, MEMORY)
             self.mean_rank_s += (prospect.left_rank_s[0] - self.mean_rank_s) / self._num_seen
+            self.arrivals.note(
+                arrival_s, prospect.shortness, prospect.left_rank_s[0], prospect.deadline_s - arrival_s
+            )
             self._alive.add(name)
 
 
-def keep(prospects: Collection[Prospect], *, capacity: float, max_waste: float, now_s: float) -> None:
+def keep(
+    prospects: Collection[Prospect],
+    *,
+    capacity: float,
+    max_waste: float,
+    now_s: float,
+    reserved: Callable[[float], float] = lambda size: 0.0,
+) -> None:
     """Decide which deadlines are kept, as many as possible; all others are due never.
 
     ``capacity`` is the number of ranks that count. Moore and Hodgson's rule, for work that can be spread over
     ranks: in order of deadlines, while more is due than the ranks can do until then, the kept request with the
-    most work per weight is given up.
+    most work per weight is given up. Of the ranks ``reserved(size)`` do not count while the largest has that much
+    work per weight: they are for those yet to come who would be kept before it.
     """
     kept: list[Prospect] = []
     for prospect in prospects:
@@ -78,10 +91,12 @@ def keep(prospects: Collection[Prospect], *, capacity: float, max_waste: float, 
     kept.sort(key=attrgetter("due_s"))
     dearest: list[tuple[float, int, Prospect]] = []  # most work per weight first
     first = 0  # of those due so far that are not among them yet
-    demand_rank_s = 0.0
+    demand_rank_s = largest = 0.0
     for number, prospect in enumerate(kept):
         demand_rank_s += prospect.work_rank_s
-        if demand_rank_s <= (allowed_rank_s := capacity * (prospect.due_s - now_s)):
+        largest = max(largest, prospect.work_rank_s / prospect.weight)
+        left_s = prospect.due_s - now_s
+        if demand_rank_s <= (allowed_rank_s := (capacity - reserved(largest)) * left_s):
             continue
         for index in range(first, number + 1):
             heappush(dearest, (-kept[index].work_rank_s / kept[index].weight, index, kept[index]))
@@ -93,6 +108,8 @@ def keep(prospects: Collection[Prospect], *, capacity: float, max_waste: float, 
             heappop(dearest)
             demand_rank_s -= lost.work_rank_s
             _give_up(lost)
+            largest = -dearest[0][0] if dearest else 0.0
+            allowed_rank_s = (capacity - reserved(largest)) * left_s
 
 
 def give_up_dear(prospects: Collection[Prospect], price_rank_s: float, num_ranks: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import takewhile
@@ -26,6 +26,12 @@ FILLING = 0.7
 Full batches would leave some ranks with one request and others with many, who wait for each other.
 """
 
+MAX_RESERVED = 0.7
+"""Of the ranks, how much is kept free at most for requests yet to come: no burst is known to last."""
+
+ADMITTED = 0.8
+"""Of the ranks, how much behind ``--admission`` goes to deadlines: about what they keep of what they start."""
+
 
 class Start(NamedTuple):
     """A task to run now."""
@@ -44,10 +50,11 @@ class Triage:
     step is the unit of preemption:
 
     1. *Who can be saved.* A request needs the narrowest degree that still meets its deadline. In order of
-       deadlines, while the work due by one exceeds ``share`` of what the ranks can do until then, the kept request
-       with the most work per weight is given up (Moore and Hodgson's rule), to be considered again next time.
-       The share leaves room for those yet to come, which cannot be known. While others wait for ranks nobody is
-       kept who needs more than ``1 + max_waste`` times its least rank-seconds: it would delay them all.
+       deadlines, while the work due by one exceeds what the ranks can do until then, the kept request with the
+       most work per weight is given up (Moore and Hodgson's rule), to be considered again next time. Smaller ones
+       yet to come would be kept before it: ``reserve`` of the work that they bring at the rate they came lately
+       counts as if it was there. While others wait for ranks nobody is kept who needs more than
+       ``1 + max_waste`` times its least rank-seconds: it would delay them all.
     2. *At what price.* Keeping a deadline makes those wait who are late and shorter, each for the work that goes
        before it. The largest first, a request is given up where that is in all more than ``price`` times what
        an average request takes on one rank (and its weight).
@@ -73,10 +80,10 @@ class Triage:
     mechanisms off, to see what they do.
     """
 
-    share: float = 0.8
+    reserve: float = 0.75
     price: float = 8.0
     patience: float = 2.0
-    lending: float = 0.5
+    lending: float = 0.25
     max_waste: float = 0.5
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True
@@ -92,8 +99,8 @@ class Triage:
     _queue: ShadowQueue = field(default_factory=ShadowQueue, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
+        if not self.reserve >= 0:
+            raise ValueError(f"reserve must be at least 0, got {self.reserve}")
         if not self.patience > 0:
             raise ValueError(f"patience must be above 0, got {self.patience}")
         if not self.price >= 0:
@@ -109,7 +116,7 @@ class Triage:
     @property
     def deadline_share(self) -> float:
         """For admission: what it must leave to be given up otherwise."""
-        return self.share if self.giving_up else 1.0
+        return ADMITTED if self.giving_up else 1.0
 
     def schedule(self, view: SchedulerView) -> Decision:
         return self._go_on(view) or self._choose(view)
@@ -147,9 +154,10 @@ class Triage:
         is_contended = len(ready) > len(free)
         keep(
             prospects.values(),
-            capacity=(self.share if self.giving_up else math.inf) * len(view.ranks),
+            capacity=len(view.ranks) if self.giving_up else math.inf,
             max_waste=self.max_waste if is_contended else math.inf,
             now_s=view.now_s,
+            reserved=self._reserved(view),
         )
         if is_contended and self.giving_up:
             give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
@@ -187,6 +195,11 @@ class Triage:
             if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
                 dispatches.append(Dispatch((start.task.id, *guests.get(start.task.id, ())), layout))
         return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, free, prospects, view))
+
+    def _reserved(self, view: SchedulerView) -> Callable[[float], float]:
+        """By size of a request, how many ranks those will take who are expected and smaller."""
+        smaller, most = self._queue.arrivals.smaller(view.now_s), MAX_RESERVED * len(view.ranks)
+        return lambda size: min(most, self.reserve * smaller.of(size))
 
     def _loads(
         self,

@@ -79,7 +79,8 @@ class Report:
             f"# {self.title}",
             "",
             f"- {self.source['date']}, commit {self.source['commit']}, Python {self.source['python']}",
-            f"- Command: `{self.source['command']}`; {self.num_seeds} seeds from {self.first_seed}, ± is a 95 % confidence interval",
+            f"- Command: `{self.source['command']}`; {self.num_seeds} seeds from {self.first_seed}, ± is a 95 % "
+            "confidence interval",
             f"- Means of every point: [{self.name}.json]({self.name}.json)",
             "",
         ]

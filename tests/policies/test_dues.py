@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import MappingProxyType
 
 import pytest
@@ -46,8 +47,13 @@ def prospect(
     )
 
 
-def kept(*prospects: Prospect, capacity: float, max_waste: float = math.inf) -> str:
-    keep(prospects, capacity=capacity, max_waste=max_waste, now_s=0.0)
+def kept(
+    *prospects: Prospect,
+    capacity: float,
+    max_waste: float = math.inf,
+    reserved: Callable[[float], float] = lambda size: 0.0,
+) -> str:
+    keep(prospects, capacity=capacity, max_waste=max_waste, now_s=0.0, reserved=reserved)
     return "".join(each.request.id for each in prospects if each.kept)
 
 

@@ -104,7 +104,7 @@ def test_without_deadlines_the_shortest_goes_first(objective: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"share": 0.0}, "share must be above 0"),
+        ({"reserve": -0.1}, "reserve must be at least 0"),
         ({"patience": 0.0}, "patience must be above 0"),
         ({"price": -1.0}, "price must be at least 0"),
         ({"max_waste": -0.1}, "max_waste must be at least 0"),

@@ -248,7 +248,7 @@ def test_an_argument_belongs_to_the_policy_before_it(here: Path, capsys: pytest.
 
 
 def test_without_a_policy_it_is_the_default(here: Path) -> None:
-    assert sim("--json", "a.json") == sim("--policy-arg", "share=0.5", "--json", "b.json") == 0
+    assert sim("--json", "a.json") == sim("--policy-arg", "reserve=0.5", "--json", "b.json") == 0
     for name in ("a.json", "b.json"):
         assert json.loads(Path(name).read_text())["policy"] == DEFAULT_POLICY
 
