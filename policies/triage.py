@@ -83,7 +83,7 @@ class Triage:
     reserve: float = 0.75
     price: float = 8.0
     patience: float = 2.0
-    lending: float = 0.25
+    lending: float = 0.35
     max_waste: float = 0.5
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True

@@ -317,9 +317,18 @@ def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
 def _kept_cell(grid: Grid, folder: Path, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
     """From ``folder``, in whose file names are the policy and a hash of all that the cell depends on."""
     point, seed, policy = case
-    label = policy if isinstance(policy, str) else policy.label
-    axes = {"workloads": (), "seeds": (), "loads": (), "per_min": (), "slo_scales": (), "num_ranks": ()}
-    alike = replace(grid, policies=(), bound=False, **axes)
+    label = BOUND if policy is None else policy.label
+    alike = replace(
+        grid,
+        policies=(),
+        workloads=(),
+        seeds=(),
+        loads=(),
+        per_min=(),
+        slo_scales=(),
+        num_ranks=(),
+        bound=False,
+    )
     chosen = policy if isinstance(policy, str) else (policy.spec, policy.args, policy.admission)
     what = hashlib.sha256(repr((point, seed, chosen, alike)).encode())
     path = folder / f"{re.sub('[^a-z0-9]+', '-', label.lower())}.{what.hexdigest()[:32]}.json"

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8, help="traces of every point (default: 8)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the traces (default: 0)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep simulations there, and do not repeat them")
+    parser.add_argument("--points", nargs="+", default=[], metavar="WORKLOAD:LOAD", help="only these settings")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to (default: docs/reports)")
     args = parser.parse_args()
@@ -40,6 +41,7 @@ def main() -> int:
             tuple(args.only),
             args.first_seed,
             args.keep,
+            tuple(args.points),
         )
         module.run(report)
         report.write()

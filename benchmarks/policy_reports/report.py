@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Report:
     only: tuple[str, ...] = ()  # of the parts that can be run alone; all if empty
     first_seed: int = 0
     kept: Path | None = None  # where single simulations are kept
+    points: tuple[str, ...] = ()  # such as ``short:0.9``, a workload and a load; all if empty
     lines: list[str] = field(default_factory=list)
     means: dict[str, Any] = field(default_factory=dict)
 
@@ -41,16 +42,27 @@ class Report:
 
     def sweep(self, name: str, grid: Grid) -> Sweep:
         """Runs it and keeps its means. Raises ``ValueError`` if a policy made a mistake: no result then."""
-        with tqdm(total=num_cases(grid), desc=f"{self.name}: {name}", unit="run", disable=None) as bar:
-            sweep = run_sweep(grid, num_processes=self.num_processes, on_done=bar.update, kept=self.kept)
+        grids = [
+            replace(grid, workloads=(workload,), loads=(load,))
+            for workload in grid.workloads
+            for load in grid.loads
+            if not self.points or f"{workload}:{load}" in self.points
+        ]
+        with tqdm(total=sum(map(num_cases, grids)), desc=f"{self.name}: {name}", unit="run", disable=None) as bar:
+            sweeps = [
+                run_sweep(one, num_processes=self.num_processes, on_done=bar.update, kept=self.kept)
+                for one in grids
+            ]
+        sweep = Sweep(tuple(cell for one in sweeps for cell in one.cells))
         if wrong := [cell for cell in sweep.cells if cell.complaint]:
             raise ValueError(f"{wrong[0].point}, seed {wrong[0].seed}: {wrong[0].policy}: {wrong[0].complaint}")
         self.means[name] = _rounded(sweep.as_json(cells=False)["points"])
         return sweep
 
-    def admitted(self, name: str, grid: Grid) -> Sweep:
-        """``grid`` with every policy behind ``--admission deadline``, of which their names say so."""
-        return self.sweep(f"{name}-admission", replace(grid, policies=with_admission(grid.policies), bound=False))
+    def admitted(self, name: str, grid: Grid, without: Sequence[str] = ()) -> Sweep:
+        """``grid`` with policies behind ``--admission deadline``, as their names say; not those in ``without``."""
+        able = [policy for policy in grid.policies if policy.label not in without]
+        return self.sweep(f"{name}-admission", replace(grid, policies=with_admission(able), bound=False))
 
     def picture(self, name: str, caption: str) -> Path:
         """Where to write a picture that the text shows here."""

@@ -97,7 +97,7 @@ def test_targets_follow_the_numbers() -> None:
         "attainment": {"edf, admission": {"slo_attainment": 1.0}},
         "at": {DEFAULT: {"slo_attainment": 0.85}},  # too little over the others, too far from the bound
         "mean": {"srtf": {"mean_latency_s": 0.9}},
-        "99th": {"fcfs": {"p99_latency_s": 1.9}},
+        "99th": {"fcfs": {"p99_latency_s": 1.5}},
     }.items():
         assert targets(**changed)[statement] is Verdict.FAILS
 
@@ -118,7 +118,8 @@ def test_verdicts_are_written_out() -> None:
 
 def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -> None:
     source = {"date": "2026-01-01", "commit": "abc", "command": "make report", "python": "3.11"}
-    report = Report("r", "Title", tmp_path, source, num_seeds=2, num_processes=1)
+    kept = tmp_path / "kept"
+    report = Report("r", "Title", tmp_path, source, num_seeds=2, num_processes=1, first_seed=7, kept=kept)
     grid = Grid(
         table(),
         (PolicyChoice("fcfs"),),
@@ -129,6 +130,8 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
         num_steps=20,
     )
     sweep = report.sweep("s", grid)
+    assert [cell.seed for cell in sweep.cells] == [7, 8] and len(list(kept.iterdir())) == 2
+    assert report.sweep("s", grid) == sweep  # taken from there
     report.add("text")
     report.write()
     written = (tmp_path / "r.md").read_text()
