@@ -131,7 +131,7 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
     )
     sweep = report.sweep("s", grid)
     assert [cell.seed for cell in sweep.cells] == [7, 8] and len(list(kept.iterdir())) == 2
-    assert report.sweep("s", grid) == sweep  # taken from there
+    assert report.sweep("s", grid).as_json(cells=False) == sweep.as_json(cells=False)  # taken from there
     report.add("text")
     report.write()
     written = (tmp_path / "r.md").read_text()
