@@ -115,6 +115,7 @@ def as_markdown(rows: Sequence[dict[str, Any]], source: dict[str, Any]) -> str:
         "",
         f"- {source['date']}, commit {source['commit']}",
         f"- Command: `{source['command']}`",
+        *(["- All others: {date}, commit {commit}".format(**source["others"])] if "others" in source else []),
         "",
         "Requests in time, % / mean latency, s / 99th percentile, s. Latencies are of what completed: with",
         "admission the others were turned away.",
@@ -144,6 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the policies on windows of a production log.")
     parser.add_argument("log", type=Path)
     parser.add_argument("--without-admission", action="store_true", help="only policies that turn nothing away")
+    parser.add_argument(
+        "--others", type=Path, metavar="JSON", help="an earlier result: only the default runs again"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, required=True, help="folder")
     args = parser.parse_args()
@@ -152,9 +156,17 @@ def main() -> None:
     policies = list(POLICIES)
     if not args.without_admission:
         policies += [PolicyChoice(policy.spec, policy.args, admission="deadline") for policy in POLICIES]
+    earlier: dict[str, dict[str, Any]] = {}
+    if args.others is not None:
+        before = json.loads(args.others.read_text(encoding="utf-8"))
+        source["others"] = {key: before[key] for key in ("date", "commit")}
+        source["command"] += f" --others {args.others.name}"
+        earlier = {row["window"]: row["policies"] for row in before["windows"]}
+        policies = [policy for policy in policies if policy.spec == DEFAULT]
     rows = []
     for window in WINDOWS:
         rows.append(measure(args.log, window, policies, args.jobs))
+        rows[-1]["policies"] = earlier.get(str(window), {}) | rows[-1]["policies"]
         print({key: round(value, 2) for key, value in verdicts(rows[-1]).items()}, flush=True)
     name = f"production_windows_{datetime.now(UTC):%Y-%m-%d}"
     args.out.mkdir(parents=True, exist_ok=True)
