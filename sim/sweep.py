@@ -317,7 +317,7 @@ def _cell(grid: Grid, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
 def _kept_cell(grid: Grid, folder: Path, case: tuple[Point, int, PolicyChoice | str]) -> Cell:
     """From ``folder``, in whose file names are the policy and a hash of all that the cell depends on."""
     point, seed, policy = case
-    label = BOUND if policy is None else policy.label
+    label = policy if isinstance(policy, str) else policy.label
     alike = replace(
         grid,
         policies=(),

@@ -128,15 +128,16 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
         SimulationOptions(2),
         loads=(0.5,),
         num_steps=20,
+        bound=True,
     )
     sweep = report.sweep("s", grid)
-    assert [cell.seed for cell in sweep.cells] == [7, 8] and len(list(kept.iterdir())) == 2
+    assert [cell.seed for cell in sweep.cells] == [7] * 3 + [8] * 3 and len(list(kept.iterdir())) == 6
     assert report.sweep("s", grid).as_json(cells=False) == sweep.as_json(cells=False)  # taken from there
     report.add("text")
     report.write()
     written = (tmp_path / "r.md").read_text()
     assert written.startswith("# Title\n\n- 2026-01-01, commit abc") and written.endswith("text\n")
-    (mean,) = json.loads((tmp_path / "r.json").read_text())["sweeps"]["s"]
+    mean, *_ = json.loads((tmp_path / "r.json").read_text())["sweeps"]["s"]
     found = sweep.estimate(sweep.points[0], "fcfs", "slo_attainment")
     assert found is not None and mean["slo_attainment"]["mean"] == round(found.mean, 5)
 
