@@ -46,7 +46,7 @@ def main() -> int:
     everything = total(tallies.values())
     print(_row(cells("all", everything)))
     if arguments.out is not None:
-        _write(arguments.out, tallies, everything)
+        _write(arguments.out, tallies, everything, arguments.inputs)
     return 1 if everything.num_failed else 0
 
 
@@ -76,7 +76,7 @@ def _row(cells: Sequence[str]) -> str:
     return f"{cells[0]:<30}" + "".join(f"{cell:>12}" for cell in cells[1:])
 
 
-def _write(path: Path, tallies: dict[str, Tally], everything: Tally) -> None:
+def _write(path: Path, tallies: dict[str, Tally], everything: Tally, num_inputs: int) -> None:
     """Markdown for people."""
     rows = [cells(name, tally) for name, tally in tallies.items()] + [cells("all", everything)]
     head = [
@@ -84,7 +84,7 @@ def _write(path: Path, tallies: dict[str, Tally], everything: Tally) -> None:
         "",
         f"{everything.num_inputs:,} inputs, {everything.num_failed:,} failures.",
         "",
-        *source_lines(provenance(sys.argv)),
+        *source_lines(provenance(sys.argv) | {"command": f"make fuzz FUZZ_INPUTS={num_inputs}"}),
         "",
         "A rejection is one line that names the thing. What was accepted was used: written and read again, sent "
         f"on, simulated. An input may take {CPU_S:g} s of processor time and {MEMORY_BYTES >> 20} MiB more than "
