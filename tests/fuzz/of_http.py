@@ -57,7 +57,10 @@ class FakeEngine:
         return self._engine.od_config
 
     async def generate(self, *, prompt: Any, request_id: str, sampling_params_list: list[Any], **_: Any) -> Any:
-        request = OmniDiffusionRequest(prompt, sampling_params_list[0], request_id)
+        sampling = sampling_params_list[
+            0
+        ].clone()  # as on the way to the engine: of what is too deep there is none
+        request = OmniDiffusionRequest(prompt, sampling, request_id)
         prepared = self._engine._prepare_request_for_admission(request)
         for submission in self._engine._convert(prepared, time.monotonic()):
             msg.encode(submission)

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_a_workload_simulated(here: Path, capsys: pytest.CaptureFixture[str]) ->
     finish_s = {request["id"]: request["finish_s"] for request in result["requests"]}
     met = [finish_s[r.id] - r.arrival_s <= r.deadline_s for r in trace if r.deadline_s is not None]
     assert result["slo_attainment"] == pytest.approx(sum(met) / len(trace))
+
+
+@pytest.mark.parametrize("command", ["sim", "sweep", "plan"])
+def test_a_request_far_outside_of_the_costs_is_warned_about(
+    here: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {
+        "sim": ["--ranks", "2"],
+        "sweep": ["--ranks", "2"],
+        "plan": ["--max-ranks", "2", "--attainment", "0.5"],
+    }
+    arguments = ["--trace", "t.jsonl", "--costs", "c.json", "--policy", "fcfs", *more[command]]
+    assert cli.main([command, *arguments]) == 0
+    assert "warning" not in capsys.readouterr().err
+    write_trace("t.jsonl", [line("a"), replace(line("far", 1.0), height=8192, width=8192)])
+    cli.main([command, *arguments])
+    assert "request far is 8192x8192" in capsys.readouterr().err
 
 
 def test_grace(here: Path) -> None:
