@@ -20,9 +20,15 @@ def test_what_cannot_be_read_is_left_out_and_told(caplog: pytest.LogCaptureFixtu
     deep = b"\x82\xa4type\xa9Heartbeat\xa1z" + b"\x91" * 3000 + b"\xc0"
     for message in (b"", b"\xc1", deep, msg.encode(good)[:-1], msg.encode(msg.Ready()), good):
         push(writer, message)
-    decoder, found = msg.Decoder(msg.WorkerMessage), []
+    decoder = msg.Decoder(msg.WorkerMessage)
+    found: list[object] = []
+
+    def good_one_is_there() -> bool:
+        found.extend(received(reader, decoder))
+        return bool(found)
+
     with caplog.at_level(logging.ERROR, "gfdit.runtime"):
-        wait_until(lambda: bool(found.extend(received(reader, decoder)) or found), "the good one is there")
+        wait_until(good_one_is_there, "what can be read")
     assert found == [good]
     assert len(caplog.messages) == 5 and all("bytes are no message" in one for one in caplog.messages)
     context.destroy(linger=0)
