@@ -169,10 +169,10 @@ def what_is_wanted(body: bytes) -> dict[str, Any]:
         deadline_s = float(options["deadline_ms"]) / 1e3 if options.get("deadline_ms") else math.inf
         return {
             "size": f"{height}x{width}" if height else None,
-            "num_steps": asked.get("num_inference_steps"),
+            "num_steps": int(asked["num_inference_steps"]) if asked.get("num_inference_steps") else None,
             "deadline_in_s": deadline_s if math.isfinite(deadline_s) else None,
         }
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, OverflowError):  # for the server to refuse
         return {}
 
 

@@ -174,9 +174,9 @@ def weight_percent(load: ReplicaLoad) -> int:
     """
     if not load.ready or load.live_ranks < 1:
         return 0
-    if not load.services:
+    rank_s = sum([service.rank_s for service in load.services]) / max(1, len(load.services))
+    if not rank_s > 0:  # nothing is known yet
         return max(LEAST_PERCENT, round(MOST_PERCENT * load.live_ranks / (load.live_ranks + load.alive)))
-    rank_s = sum([service.rank_s for service in load.services]) / len(load.services)
     alone_s = rank_s / load.live_ranks
     return max(LEAST_PERCENT, round(MOST_PERCENT * alone_s / forecast(load, Ask(None, rank_s, alone_s)).finish_s))
 
