@@ -59,8 +59,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
     report = provenance(sys.argv)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         model = folder / "qwen-image"
         assert gfdit(["tiny-model", "qwen-image", str(model)]) == 0
         report["routers"] = {}
@@ -70,7 +70,8 @@ def main() -> int:
                 (there := folder / router).mkdir()
                 report["routers"][router] = result = run(router, replicas, expected, args.requests, there)
                 print(router, result, flush=True)
-                write_report(args.out, "fleet", report, markdown(report))  # as far as it has got
+                name = "_".join(["fleet", *(args.router or [])])
+                write_report(args.out, name, report, markdown(report))  # as far as it has got
     print(markdown(report))
     return 0 if all(one["right"] == one["requests"] for one in report["routers"].values()) else 1
 
