@@ -7,6 +7,7 @@ of images. ``pool`` is no router but all ranks under one policy, in layouts no w
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -96,13 +97,20 @@ def main() -> int:
     parser.add_argument("--policy", default="triage")
     parser.add_argument("--interval-s", type=float, default=1.0, help="how old loads get (default 1)")
     parser.add_argument("--pool-up-to", type=int, default=8, help="servers (default 8): it takes long")
+    parser.add_argument("--router", action="append", choices=(*ROUTERS, POOL), help="repeat; default: all")
+    parser.add_argument("--keep", type=Path, metavar="JSON", help="takes the cases of other routers from it")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
-    report = provenance(sys.argv) | {"options": vars(args) | {"out": str(args.out)}}
+    report = provenance(sys.argv)
+    report["options"] = vars(args) | {"out": str(args.out), "keep": args.keep and str(args.keep)}
     report["cases"] = []
+    if args.keep is not None:
+        kept = json.loads(args.keep.read_text())
+        report["kept"] = {name: kept[name] for name in ("date", "commit", "command")}
+        report["cases"] = [case for case in kept["cases"] if case["router"] not in (args.router or ())]
     for number in map(int, args.servers.split(",")):
-        routers = (*ROUTERS, *([POOL] if number <= args.pool_up_to else []))
+        routers = args.router or (*ROUTERS, *([POOL] if number <= args.pool_up_to else []))
         cases = [
             Case(
                 number,
@@ -137,6 +145,14 @@ def markdown(report: dict[str, Any]) -> str:
         f"  {options['seeds']} seeds, policy `{options['policy']}`; loads get {options['interval_s']:g} s old.",
         f"- Gain: attainment less that of `{BASELINE}`, by seed; means with 95 % confidence intervals.",
         f"- `{POOL}`: all ranks under one policy, no router.",
+        *(
+            [
+                f"- Other routers than {', '.join(options['router'])}: {kept['date']}, commit {kept['commit']}, "
+                f"`{kept['command']}`"
+            ]
+            if (kept := report.get("kept"))
+            else []
+        ),
         *([f"- {options['short']:.0%} of the servers have lost half of their ranks."] if options["short"] else []),
         "",
         "| servers | router | attainment, % | gain, points | mean latency, s | p99 latency, s |",

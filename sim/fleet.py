@@ -32,7 +32,7 @@ class FleetOptions:
     - ``round-robin``: one after the other.
     - ``least-connections``: the fewest open requests, which the router counts itself.
     - ``least-backlog``: the fewest open requests by weight, as HAProxy with ``gfdit agent``.
-    - ``deadline-aware``: where least becomes late by it, as the Ray Serve router (:mod:`gfdit.core.routing`).
+    - ``deadline-aware``: where nothing becomes late by it, as the Ray Serve router (:mod:`gfdit.core.routing`).
     """
 
     num_replicas: int
@@ -141,6 +141,7 @@ class Fleet:
         self._told_s = tick_s
         self._advance(tick_s)
         for server in self._servers:
+            server.known.num_open = server.num_open
             server.known.told(load := server.load(tick_s), tick_s)
             server.weight = weight_percent(load)
 
@@ -163,6 +164,8 @@ class Fleet:
     def _deadline_aware(self, request: TraceRequest) -> int:
         turn = next(self._turns) % len(self._servers)
         servers = self._servers[turn:] + self._servers[:turn]
+        for server in servers:
+            server.known.num_open = server.num_open
         loads = [server.known.load for server in servers]
         shape = str(Shape(request.height, request.width, request.num_frames))
         ask: Ask = ask_for(loads, shape, request.num_steps, request.deadline_s)

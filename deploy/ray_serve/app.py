@@ -1,4 +1,4 @@
-"""Servers of gfdit behind Ray Serve: each request goes where least becomes late by it.
+"""Servers of gfdit behind Ray Serve: each request goes where nothing becomes late by it.
 
 A ``Server`` passes requests on to one `gfdit serve` and tells Ray Serve that server's load, every second. The
 request router chooses by what all of them say and by what it has sent there since (:mod:`gfdit.core.routing`).
@@ -73,6 +73,9 @@ class DeadlineAware(RequestRouter):
     ) -> None:
         ask = _ask([one.load for one in self._known.values()], pending_request.kwargs.get("wants", {}))
         self._known[replica_id].sent(ask, time.monotonic())
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._known[replica_id].ended()
 
 
 def _ask(loads: list[ReplicaLoad], wants: Mapping[str, Any]) -> Ask:

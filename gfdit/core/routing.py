@@ -100,13 +100,6 @@ class ReplicaLoad:
     def backlog_rank_s(self) -> float:
         return sum([rank_s for _, rank_s in self.due])
 
-    def plus(self, ask: Ask) -> ReplicaLoad:
-        """With ``ask`` sent there, as long as the replica has not told of it itself."""
-        within_s = math.inf if ask.deadline_in_s is None else ask.deadline_in_s
-        due = dict(self.due)
-        due[within_s] = due.get(within_s, 0.0) + ask.rank_s
-        return replace(self, alive=self.alive + 1, due=tuple(sorted(due.items())))
-
 
 class Forecast(NamedTuple):
     """Of a request on a replica.
@@ -153,14 +146,15 @@ _BEGIN_S = dict(pairwise(reversed(DUE_BOUNDS_S)))  # of the time that a bound is
 
 
 def choose(loads: Sequence[ReplicaLoad], ask: Ask) -> int | None:
-    """The replica where least becomes late by ``ask``, then where it ends first, then with the least work.
+    """The replica where nothing becomes late by ``ask``, of those the least crowded, then with the least work.
 
-    Of equals the first; None if none is ready.
+    Crowded is one by how many more requests it has than ranks. Of equals the first; None if none is ready.
     """
 
-    def place(index: int) -> tuple[float, float, float]:
-        found = forecast(loads[index], ask)
-        return found.late_rank_s, found.finish_s, loads[index].backlog_rank_s
+    def place(index: int) -> tuple[bool, float, float]:
+        load = loads[index]
+        crowd = max(0, load.alive + 1 - load.live_ranks) / load.live_ranks
+        return forecast(load, ask).late_rank_s > 0, crowd, load.backlog_rank_s / load.live_ranks
 
     ready = [index for index, load in enumerate(loads) if load.ready and load.live_ranks > 0]
     return min(ready, key=place, default=None)
@@ -205,24 +199,36 @@ def ask_for(
 
 
 class Replica:
-    """What a router knows of a replica: what that has told last, and what has been sent there since."""
+    """What a router knows of a replica: what that has told last, and what has been sent there since.
+
+    ``num_open`` are the requests that it has there itself: it knows at once when they end. Others may send, too.
+    """
 
     def __init__(self) -> None:
+        self.num_open = 0
         self._told = ReplicaLoad(ready=False, live_ranks=0)
+        self._num_others = 0
         self._sent: deque[tuple[float, Ask]] = deque()  # when, on the clock of the router
 
     def told(self, load: ReplicaLoad, at_s: float) -> None:
         """It has said ``load``, which is as of ``at_s``."""
         self._told = load
+        self._num_others = max(0, load.alive - self.num_open)
         while self._sent and self._sent[0][0] < at_s:
             self._sent.popleft()
 
     def sent(self, ask: Ask, now_s: float) -> None:
         self._sent.append((now_s, ask))
+        self.num_open += 1
+
+    def ended(self) -> None:
+        """One of those that were sent there."""
+        self.num_open -= 1
 
     @property
     def load(self) -> ReplicaLoad:
-        load = self._told
+        due = dict(self._told.due)
         for _, ask in self._sent:
-            load = load.plus(ask)
-        return load
+            within_s = math.inf if ask.deadline_in_s is None else ask.deadline_in_s
+            due[within_s] = due.get(within_s, 0.0) + ask.rank_s
+        return replace(self._told, alive=self._num_others + self.num_open, due=tuple(sorted(due.items())))

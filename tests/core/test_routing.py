@@ -30,6 +30,16 @@ def test_nothing_is_sent_where_nothing_can_be_served() -> None:
     assert weight_percent(NOT_READY) == weight_percent(WITHOUT_RANKS) == 0
 
 
+def test_where_nothing_is_late_the_least_crowded_counts_then_the_work() -> None:
+    """Ranks without a request start it at once; of servers that have them, the one with less to do."""
+    crowded = ReplicaLoad(True, live_ranks=2, alive=2, due=((math.inf, 2.0),))
+    busy = ReplicaLoad(True, live_ranks=2, alive=1, due=((math.inf, 9.0),))
+    assert choose([crowded, busy], Ask(20.0, 4.0, 3.0)) == 1
+    wide = ReplicaLoad(True, live_ranks=4, alive=4, due=((math.inf, 9.0),))
+    assert choose([crowded, wide], Ask(20.0, 4.0, 3.0)) == 1
+    assert choose([busy, ReplicaLoad(True, live_ranks=2, alive=1)], Ask(20.0, 4.0, 3.0)) == 1
+
+
 def test_without_a_deadline_it_goes_where_it_ends_first() -> None:
     ask = Ask(None, rank_s=4.0, alone_s=3.0)
     idle, busy = load(), load((5.0, 6.0), (math.inf, 4.0))
@@ -40,9 +50,9 @@ def test_without_a_deadline_it_goes_where_it_ends_first() -> None:
 
 def test_only_what_is_due_earlier_goes_before_a_deadline() -> None:
     ask = Ask(6.0, rank_s=4.0, alone_s=3.0)
-    much_later, little_now = load((math.inf, 100.0)), load((5.0, 4.0))
+    much_later, little_now = load((math.inf, 100.0)), load((5.0, 10.0))
     assert forecast(much_later, ask) == (3.0, 0.0)
-    assert forecast(little_now, ask) == (4.0, 0.0)
+    assert forecast(little_now, ask) == (7.0, 2.0)  # a second too late on two ranks
     assert choose([little_now, much_later], ask) == 1
     # Negative control: by its backlog the other would be chosen, as it is by one that is never late.
     assert choose([little_now, much_later], Ask(None, 4.0, 3.0)) == 0
@@ -112,9 +122,11 @@ def test_what_was_sent_counts_until_the_replica_tells_of_it() -> None:
     replica.told(load((10.0, 1.0)), at_s=1.0)
     replica.sent(Ask(10.0, 2.0), now_s=1.5)
     replica.sent(Ask(None, 3.0), now_s=2.5)
-    assert replica.load.due == ((10.0, 3.0), (math.inf, 3.0))
+    assert replica.load.due == ((10.0, 3.0), (math.inf, 3.0)) and replica.load.alive == 3  # one is another's
+    replica.ended()
+    assert replica.load.alive == 2
     replica.told(load((10.0, 2.0)), at_s=2.0)
-    assert replica.load.due == ((10.0, 2.0), (math.inf, 3.0))
+    assert replica.load.due == ((10.0, 2.0), (math.inf, 3.0)) and replica.load.alive == 1
 
 
 @pytest.mark.parametrize("answer", [{}, {"error": "no engine"}, {"ready": True, "due": [1]}, {"due": None}])
