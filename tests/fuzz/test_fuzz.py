@@ -80,6 +80,15 @@ def test_a_defect_is_noticed(wrong: object, told: str) -> None:
     assert any(told in found for found, _ in tally.failures.values()), tally.failures
 
 
+def test_json_too_deep_for_the_way_to_the_engine_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one ended a server: whatever the front lets through is copied as vLLM-Omni copies it."""
+    target = TARGETS["HTTP requests"]
+    deep = (target.corpus / "found-deep-edit").read_bytes()
+    assert target.try_one(deep) == (False, "")
+    monkeypatch.setattr("gfdit.omni.http_inputs.check_plain", lambda value, name: None)
+    assert "HTTP 500" in target.try_one(deep)[1]
+
+
 def test_the_same_seed_makes_the_same_inputs() -> None:
     made: list[list[bytes]] = [[], []]
     for inputs in made:
