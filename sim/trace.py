@@ -43,11 +43,12 @@ class TraceRequest:
         A step of an edit takes ``computed_percent`` of one that leaves nothing out.
         """
         arrival_s = start_s + self.arrival_s
+        left_out = int(self.num_steps * (1 - (self.strength or 1.0)))  # as diffusers counts
         return Request(
             id=self.id,
             model=self.model,
             shape=Shape(self.height, self.width, self.num_frames, computed_percent=computed_percent),
-            num_steps=max(1, self.num_steps - int(self.num_steps * (1 - (self.strength or 1.0)))),  # as diffusers
+            num_steps=max(1, self.num_steps - left_out),
             arrival_s=arrival_s,
             cfg=self.cfg,
             deadline_s=None if self.deadline_s is None else arrival_s + self.deadline_s,
