@@ -153,8 +153,8 @@ def _changed(draw: random.Random, tree: Any) -> Any:
                 tree.insert(at, tree[draw.randrange(len(tree))])
             case 2:
                 tree.insert(at, draw.choice(ODD_VALUES))
-            case 3:
-                tree *= 50
+            case 3 if len(tree) <= 4:  # several times, within each other, would fill the memory
+                tree *= 20
             case _:
                 tree[at] = _changed(draw, tree[at])
         return tree

@@ -21,7 +21,7 @@ from tests.fuzz.limits import TakesTooLongError, bound_memory, bounded_time, wat
 from tests.fuzz.targets import Target
 
 STRUCTURED_SHARE = 0.02
-MAX_STRUCTURED = 400
+MAX_STRUCTURED = 200
 """Of a target's inputs, from Hypothesis: to make one takes it a hundred times as long as to change one. Those that
 are accepted are changed from then on like the corpus."""
 BATCH = 200  # of Hypothesis, which remembers what it has made
