@@ -17,6 +17,9 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
         "LoadConfig": None,
         "set_current_vllm_config": "vllm_config, check_compile=, prefix=",
     },
+    "vllm.entrypoints.serve.middleware.authenticate": {
+        "AuthenticationMiddleware": None,
+    },
     "vllm.logger": {
         "init_logger": "name",
     },
