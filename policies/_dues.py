@@ -92,11 +92,13 @@ def keep(
     dearest: list[tuple[float, int, Prospect]] = []  # most work per weight first
     first = 0  # of those due so far that are not among them yet
     demand_rank_s = largest = 0.0
+    num_open = capacity
     for number, prospect in enumerate(kept):
         demand_rank_s += prospect.work_rank_s
-        largest = max(largest, prospect.work_rank_s / prospect.weight)
+        if (size := prospect.work_rank_s / prospect.weight) > largest:
+            largest, num_open = size, capacity - reserved(size)
         left_s = prospect.due_s - now_s
-        if demand_rank_s <= (allowed_rank_s := (capacity - reserved(largest)) * left_s):
+        if demand_rank_s <= (allowed_rank_s := num_open * left_s):
             continue
         for index in range(first, number + 1):
             heappush(dearest, (-kept[index].work_rank_s / kept[index].weight, index, kept[index]))
@@ -109,7 +111,8 @@ def keep(
             demand_rank_s -= lost.work_rank_s
             _give_up(lost)
             largest = -dearest[0][0] if dearest else 0.0
-            allowed_rank_s = (capacity - reserved(largest)) * left_s
+            num_open = capacity - reserved(largest)
+            allowed_rank_s = num_open * left_s
 
 
 def give_up_dear(prospects: Collection[Prospect], price_rank_s: float, num_ranks: int) -> None:

@@ -59,6 +59,14 @@ class Prospect:
         """When the next step must start to be over by ``due_s``."""
         return self.due_s - self.left_s[self.needed]
 
+    def spare_s(self, now_s: float) -> float:
+        """How long it may wait and be in time all the same, at its fastest; negative if it cannot be."""
+        return self.deadline_s - self.left_s[-1] - max(now_s, self.free_s)
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether it has a deadline and misses it even if nobody else is there."""
+        return self.deadline_s < math.inf and self.spare_s(now_s) < 0
+
     def settle(self, now_s: float, max_waste: float) -> None:
         """Find the narrowest degree that meets the deadline; keep the request if there is one for its price.
 

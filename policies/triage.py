@@ -60,7 +60,9 @@ class Triage:
        an average request takes on one rank (and its weight).
     3. *Who goes first.* What would miss its deadline unless it starts now. Then the shortest, as long as every
        earlier deadline can spare the rank-seconds of its step; then the kept as they are due. Of the time until a
-       deadline only the share ``lending`` is lent in this way: what is done early makes room for others.
+       deadline only the share ``lending`` is lent in this way: what is done early makes room for others. Who is
+       late does not start a step that takes longer than a kept request can spare which needs several ranks: it
+       would find them busy one after the other.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
     5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
@@ -88,6 +90,7 @@ class Triage:
     objective: Literal["deadlines", "latency", "weighted", "throughput"] = "deadlines"
     giving_up: bool = True
     waiting: bool = True
+    withholding: bool = True
     widening: bool = True
     batching: bool = True
     name = "triage"
@@ -135,6 +138,8 @@ class Triage:
         prospect.settle(view.now_s, math.inf)
         if prospect.kept and prospect.spec.size > num_free:
             return None  # it may be worth waiting for more
+        if not prospect.kept and prospect.deadline_s < math.inf and len(view.requests) > 1:
+            return None  # it may be in the way
         specs = prospect.specs if task.kind is TaskKind.DENOISE else useful_times(task, view)[0]
         free = FreeRanks.of(view.ranks)
         most = num_free if len(free) == free.count(task.model) else free.count(task.model)
@@ -161,10 +166,12 @@ class Triage:
         )
         if is_contended and self.giving_up:
             give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
+        overdue = self._overdue(prospects.values(), view.now_s)
+        if self.withholding:
+            ready = self._not_in_the_way(ready, prospects.values(), overdue, view.now_s)
         left = RankCounts(free)
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
-        overdue = self._overdue(prospects.values(), view.now_s)
         in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
         for prospect in in_turn:
             task = tasks[prospect.request.id]
@@ -258,6 +265,15 @@ class Triage:
                 waiting.append(prospect)
         waiting.sort(key=attrgetter("due_s", "shortness"))
         yield from waiting
+
+    def _not_in_the_way(
+        self, ready: list[Prospect], prospects: Collection[Prospect], overdue: Collection[Prospect], now_s: float
+    ) -> list[Prospect]:
+        """Without those late whose step is longer than a kept request that needs several ranks can spare."""
+        spare_s = min([one.spare_s(now_s) for one in prospects if one.kept and one.needed], default=math.inf)
+        if spare_s == math.inf:
+            return ready
+        return [one for one in ready if one.step_s <= spare_s or one in overdue or not one.is_late(now_s)]
 
     def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> list[Prospect]:
         """Who has waited for too long, the oldest first; nobody of them needs a wide degree any more."""

@@ -47,6 +47,7 @@ WITHOUT = {
     "any number of rank-seconds for a deadline": ("max_waste", "inf"),
     "a deadline at any price": ("price", "inf"),
     "no waiting for ranks": ("waiting", "false"),
+    "late work in the way of wide requests": ("withholding", "false"),
     "no widening on idle ranks": ("widening", "false"),
     "no patience": ("patience", "inf"),
     "deadlines ignored": ("objective", "latency"),
@@ -94,7 +95,6 @@ def run(report: Report) -> None:
         plot_attainment(sweep, report.picture(name, f"`{name}`; the bars are 95 % confidence intervals."))
     some = {
         "qwen": replace(grids["qwen"], workloads=("gamma",), loads=(1.5,)),
-        "wan": replace(grids["wan"], workloads=("foreground-burst",), loads=(0.9,)),
         "flux": replace(grids["flux"], workloads=("tetriserve-uniform",), loads=(0.9,)),
     }
     some = {name: grid for name, grid in some.items() if report.wants(name)}
