@@ -7,6 +7,7 @@ there under another name, or has a value of another kind.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -128,6 +129,11 @@ def _dumped(tree: Any) -> bytes:
         return b"1" * 5000
 
 
+def _odd(draw: random.Random) -> Any:
+    """A new one each time: it may be changed itself."""
+    return copy.deepcopy(draw.choice(ODD_VALUES))
+
+
 def _changed(draw: random.Random, tree: Any) -> Any:
     """With one change, at a place that is reached by going down at random."""
     if isinstance(tree, dict) and tree and draw.random() < 0.85:
@@ -138,7 +144,7 @@ def _changed(draw: random.Random, tree: Any) -> Any:
             case 1:
                 tree[draw.choice((name + "x", name[:-1], name.upper(), "", "unknown", "\ud800"))] = tree.pop(name)
             case 2:
-                tree[draw.choice(("unknown", "", "__class__", "id"))] = draw.choice(ODD_VALUES)
+                tree[draw.choice(("unknown", "", "__class__", "id"))] = _odd(draw)
             case 3:
                 tree[name] = tree[draw.choice(list(tree))]
             case _:
@@ -152,11 +158,11 @@ def _changed(draw: random.Random, tree: Any) -> Any:
             case 1:
                 tree.insert(at, tree[draw.randrange(len(tree))])
             case 2:
-                tree.insert(at, draw.choice(ODD_VALUES))
+                tree.insert(at, _odd(draw))
             case 3 if len(tree) <= 4:  # several times, within each other, would fill the memory
                 tree *= 20
             case _:
-                tree[at] = _changed(draw, tree[at])
+                tree[at : at + 1] = [_changed(draw, tree[at])]  # which may be, and have shortened, this very list
         return tree
     match draw.randrange(6):
         case 0 if isinstance(tree, str) and tree:
@@ -172,4 +178,4 @@ def _changed(draw: random.Random, tree: Any) -> Any:
                 nested = [nested]
             return nested
         case _:
-            return draw.choice(ODD_VALUES)
+            return _odd(draw)
