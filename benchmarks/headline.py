@@ -57,6 +57,13 @@ METRICS = {
     "p95, s": ("p95_latency_s", 1.0, 2),
     "requests/s": ("throughput_rps", 1.0, 3),
 }
+CPU_REMARK = (
+    "Between CPU ranks stock's collectives go over gloo and it decodes on every rank; gfdit's go over shared memory and "
+    "it decodes on one. So stock at SP and CFG is slower here than its schedule alone makes it, by how much was not "
+    "separated, and that part foretells nothing about GPUs. Replicas have no collectives: against them only "
+    "scheduling counts, and what gfdit itself takes. Router, API servers, control process and client share the cores "
+    "with the ranks."
+)
 OTHER_SEEDS = 100  # those at which loads are chosen begin here
 HAPROXY = """\
 global
@@ -460,6 +467,7 @@ def make_report(done: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]
             "trace_s": args.trace_s,
             "cfg": args.cfg,
             "workloads": args.workloads,
+            "accelerator": find_accelerator(),
         },
         "models": models,
     }
@@ -547,6 +555,8 @@ def markdown(report: dict[str, Any]) -> str:
         "those of the GF-DiT paper squeezed to that time, with its deadlines. ± is a 95 % confidence interval "
         "over traces (Student's t), *lead* by how many points `triage` has more in time, trace by trace",
     ]
+    if settings["accelerator"] is None:
+        lines += ["", CPU_REMARK]
     for name, model in report["models"].items():
         servers = model["servers"]
         counts = [one["num_requests"] for one in next(iter(servers.values())).values()]
