@@ -58,11 +58,11 @@ METRICS = {
     "requests/s": ("throughput_rps", 1.0, 3),
 }
 CPU_REMARK = (
-    "Between CPU ranks stock's collectives go over gloo and it decodes on every rank; gfdit's go over shared memory "
-    "and it decodes on one. So stock at SP and CFG is slower here than its schedule alone makes it; by how much was "
-    "not separated, and that part foretells nothing about GPUs. Replicas have no collectives: against them only "
-    "scheduling counts, and what gfdit itself takes. Router, API servers, control process and client share the "
-    "cores with the ranks."
+    "Between CPU ranks stock's collectives go over gloo and it decodes on every rank; gfdit's go over shared "
+    "memory and it decodes on one. So stock at SP and CFG is slower here than its schedule alone makes it; by how "
+    "much was not separated, and that part foretells nothing about GPUs. Replicas have no collectives: against "
+    "them only scheduling counts, and what gfdit itself takes. Router, API servers, control process and client "
+    "share the cores with the ranks."
 )
 OTHER_SEEDS = 100  # those at which loads are chosen begin here
 HAPROXY = """\
