@@ -37,7 +37,7 @@ ARROWS = {
     # Read, checked and drawn where no model can be loaded; torch by name only, for the type checker.
     "workflow": _arrows("core", "numpy torch"),
     "sim": _arrows("core observe workflow", "msgspec numpy matplotlib scipy"),
-    "observe": _arrows("core", "msgspec prometheus_client"),
+    "observe": _arrows("core", "msgspec prometheus_client grpc opentelemetry"),
     "comm": _arrows("kernels", "torch triton numpy"),
     "kernels": _arrows("comm", "torch triton numpy"),
     "migration": _arrows("core comm", "torch numpy"),

@@ -34,6 +34,7 @@ _OPTIONS = {
     "model_name": "--model-name",
     "timeline": "--timeline",
     "record": "--record",
+    "otlp_endpoint": "--otlp-endpoint",
     "comm_table": "--comm-table",
 }
 
@@ -105,6 +106,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeline", metavar="FILE", type=Path, help="write what ran where, for Perfetto")
     parser.add_argument("--record", metavar="FILE", type=Path, help="write every event and decision, for replay")
     parser.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send traces there: http://HOST:4318/v1/traces, or grpc://HOST:4317 (docs/observability.md)",
+    )
+    parser.add_argument(
         "--comm-table", metavar="FILE", type=Path, help="how collectives move data, from `gfdit bench comm --save`"
     )
 
@@ -149,6 +155,9 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     for name in ("costs", "timeline", "record", "comm_table"):
         if (path := getattr(args, name)) is not None:
             settings[name] = str(path.resolve())
+    endpoint, passthrough = take_otlp_endpoint(args.otlp_endpoint, args.passthrough)
+    if endpoint is not None:
+        settings["otlp_endpoint"] = endpoint
     settings |= parse_settings(args.set)
     checked = Settings.parse({"gfdit": settings})
     check_components(components, args.ranks, checked.component_bytes)
@@ -162,7 +171,7 @@ def serve_command(args: argparse.Namespace) -> list[str]:
         raise ValueError(f"vLLM is not installed beside {sys.executable}")
     command = [str(program), "serve", args.model, "--omni", "--port", str(args.port)]
     command += ["--stage-overrides", json.dumps({"0": stage})]
-    return [*command, "--middleware", FRONT, *args.passthrough]
+    return [*command, "--middleware", FRONT, *passthrough]
 
 
 def check_components(components: Iterable[Component], num_ranks: int, component_bytes: int | None) -> None:
@@ -196,6 +205,25 @@ def refuse_stage_overrides(passthrough: list[str]) -> None:
                 f"{argument.partition('=')[0]} would replace the one that selects gfdit's engine; "
                 "use --set NAME=VALUE for its settings, or `vllm serve` by hand (docs/serving.md)"
             )
+
+
+def take_otlp_endpoint(own: str | None, passthrough: list[str]) -> tuple[str | None, list[str]]:
+    """vLLM's --otlp-traces-endpoint, which keeps vLLM-Omni from starting, as gfdit's; and what is left for vLLM.
+
+    Raises ValueError where both are given, or vLLM's without a value.
+    """
+    found, rest, items = own, [], iter(passthrough)
+    for argument in items:
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") != "--otlp-traces-endpoint":
+            rest.append(argument)
+            continue
+        if found is not None:
+            raise ValueError(f"{name} and --otlp-endpoint are two names of one option here, give it once")
+        found = value if equals else next(items, "")
+        if not found or found.startswith("-"):
+            raise ValueError(f"{name} takes a URL")
+    return found, rest
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ REASONS = (
     "draining",  # 503: the server is told to stop, or an operator drains it
 )
 
+SPAN_OUTCOMES = ("exported", "dropped")
+
 TASK_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REQUEST_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 DECISION_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.1, 1.0)
@@ -160,6 +162,13 @@ TEMPLATE_EVENTS = _gauge(
     "",
     "Since a rank's process began: passes read (hits, misses), units kept, refused, damaged, loaded from disk and "
     "saved to it with their bytes and seconds, templates evicted",
+)
+
+SPANS = _counter(
+    "gfdit_spans_total",
+    "outcome",
+    "spans",
+    "Spans of traces that were exported, or dropped since the collector or the way to it was too slow or away",
 )
 
 METRICS: tuple[Metric, ...] = tuple([value for value in globals().values() if isinstance(value, Metric)])

@@ -22,6 +22,7 @@ from gfdit.core.routing import due_within_s
 from gfdit.core.tasks import Request
 from gfdit.observe import catalogue as names
 from gfdit.observe.snapshot import Numbers, RankNumbers, RequestState, Series, Snapshot, Totals
+from gfdit.observe.tracing import Ended, Tracing
 
 _Values = Mapping[tuple[str, tuple[str, ...]], Sequence[float]]
 
@@ -30,7 +31,11 @@ _Values = Mapping[tuple[str, tuple[str, ...]], Sequence[float]]
 class _Alive:
     request: Request
     slo_class: str  # as it is shown
-    started: bool = False
+    queue_wait_s: float | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.queue_wait_s is not None
 
 
 class ServerMetrics:
@@ -45,6 +50,7 @@ class ServerMetrics:
         self.num_ranks = num_ranks
         self.stopping = False  # for good
         self.draining = False  # until an operator says otherwise
+        self.tracing: Tracing | None = None  # is told of requests, too
         self._why_not_ready = why_not_ready
         self._clock = clock
         self._lock = threading.Lock()
@@ -57,6 +63,8 @@ class ServerMetrics:
         self._of_workers: list[Series] = []
         for reason in names.REASONS:
             self._numbers.of(names.REJECTED, reason)
+        for outcome in names.SPAN_OUTCOMES:
+            self._numbers.of(names.SPANS, outcome)
         self._show_class("default")
 
     # Requests
@@ -69,12 +77,14 @@ class ServerMetrics:
     def arrived(self, request: Request) -> None:
         with self._lock:
             self._alive[request.id] = _Alive(request, self._show_class(request.slo_class))
+        if self.tracing is not None:
+            self.tracing.arrived(request)
 
     def started(self, request_id: str, queue_wait_s: float) -> None:
         with self._lock:
             # One that tries a cache and misses starts twice.
             if (one := self._alive.get(request_id)) is not None and not one.started:
-                one.started = True
+                one.queue_wait_s = queue_wait_s
                 self._numbers.observe(names.QUEUE_WAIT, queue_wait_s, one.slo_class)
 
     def ended(self, request_id: str, outcome: str, reason: str = "") -> None:
@@ -89,9 +99,16 @@ class ServerMetrics:
                 self._numbers.add(names.REJECTED, 1, reason)
             if outcome == "completed":
                 self._numbers.observe(names.LATENCY, now_s - request.arrival_s, one.slo_class)
+            met = None
             if request.deadline_s is not None and outcome != "cancelled":
                 met = outcome == "completed" and now_s <= request.deadline_s
                 self._numbers.add(names.DEADLINES_MET if met else names.DEADLINES_MISSED, 1, one.slo_class)
+        if self.tracing is not None:
+            self.tracing.ended(Ended(request, outcome, reason, now_s, one.queue_wait_s, met))
+
+    def count_spans(self, outcome: str, number: int) -> None:
+        with self._lock:
+            self._numbers.add(names.SPANS, number, outcome)
 
     def has_started(self, request_id: str) -> bool:
         with self._lock:

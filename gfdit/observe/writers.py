@@ -107,7 +107,8 @@ class BackgroundWriter(Generic[Item]):
 
     An error, whatever it is, ends the file: a line in the log says so, and what is put from then on is dropped. So
     is what is put while ``max_waiting`` wait for a slow disk. The file then has a gap; one that has ``no_gaps``,
-    since they would make it useless, ends there instead.
+    since they would make it useless, ends there instead. What is written may be something else than a file on a
+    disk: ``medium`` is what the log calls it.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class BackgroundWriter(Generic[Item]):
         max_waiting: int,
         interval_s: float,
         no_gaps: bool = False,
+        medium: str = "the disk",
     ) -> None:
         """``name`` is for the log. What is put is written ``interval_s`` later, with what has come meanwhile."""
         self.num_dropped = 0
@@ -126,6 +128,7 @@ class BackgroundWriter(Generic[Item]):
         self._max_waiting = max_waiting
         self._interval_s = interval_s
         self._no_gaps = no_gaps
+        self._medium = medium
         self._ended = False
         self._queue: deque[tuple[Item, int]] = deque()
         # Each is changed by one thread alone, so neither needs a lock.
@@ -165,16 +168,16 @@ class BackgroundWriter(Generic[Item]):
         self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
-            logger.error("%s: the disk does not answer, the end of it is lost", self._name)
+            logger.error("%s: %s does not answer, the end of it is lost", self._name, self._medium)
         if self.num_dropped and not self._no_gaps:
             logger.error("%s: %d entries were left out", self._name, self.num_dropped)
 
     def _drop(self) -> None:
         self.num_dropped += 1
         if self._no_gaps:
-            self._end("the disk is too slow")
+            self._end(f"{self._medium} is too slow")
         elif self.num_dropped == 1:
-            logger.error("%s: the disk is too slow, entries are left out; serving goes on", self._name)
+            logger.error("%s: %s is too slow, entries are left out; serving goes on", self._name, self._medium)
 
     def _end(self, reason: str) -> None:
         if not self._ended:

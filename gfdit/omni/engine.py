@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import pickle
 import queue
+import socket
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
@@ -42,8 +44,12 @@ from gfdit.core.events import RequestCancelled
 from gfdit.core.json_fields import shown
 from gfdit.core.tasks import Request, TaskKind, with_candidates, with_min_sp
 from gfdit.core.tiling import Tiling, decode_candidates
+from gfdit.observe.logs import put_under_vllm
 from gfdit.observe.metrics import SHOWN, ServerMetrics
+from gfdit.observe.otlp import Value
 from gfdit.observe.snapshot import Snapshot
+from gfdit.observe.traces import Traces
+from gfdit.observe.tracing import VERSION, Tracing
 from gfdit.omni.admin import RUNNING, Admin, Step
 from gfdit.omni.compatibility import check_config, check_process, check_symbols
 from gfdit.omni.cuts import RememberedCuts, learn_cuts, pairs_to_try, say
@@ -79,6 +85,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
 
     def _init_process_hooks(self, od_config: OmniDiffusionConfig) -> None:
         """The first step of the base constructor: refuse a bad configuration before any process starts."""
+        put_under_vllm()
         check_process()
         self.settings = Settings.parse(od_config.additional_config)
         check_config(od_config)
@@ -112,8 +119,28 @@ class ElasticDiffusionEngine(DiffusionEngine):
         self, od_config: OmniDiffusionConfig, scheduler: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         self.metrics = SHOWN.server = ServerMetrics(self.num_ranks, self._why_not_ready)
+        if self.settings.otlp_endpoint is not None:
+            self.metrics.tracing = Tracing(self.settings.otlp_endpoint, self._resource(), self.metrics.count_spans)
         self.scheduler = RequestTable(self.metrics)
         self.scheduler.initialize(od_config)
+
+    def _resource(self) -> dict[str, Value]:
+        """What traces say of this server."""
+        return {
+            "service.name": "gfdit",
+            "service.version": VERSION,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+            "host.name": socket.gethostname(),
+            "process.pid": os.getpid(),
+            "gfdit.model": self.settings.name_of(str(self.od_config.model)),
+            "gfdit.policy": self.settings.policy,
+            "gfdit.ranks": self.num_ranks,
+        }
+
+    def close(self) -> None:
+        super().close()
+        if self.metrics.tracing is not None:
+            self.metrics.tracing.close()
 
     def _init_runtime_state(self) -> None:
         super()._init_runtime_state()
@@ -385,7 +412,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
         assert self.stop_event is not None
         while not self.stop_event.is_set():
             for message in self.executor.receive(1.0):
-                with guarded(f"taking in a message ({type(message).__name__})", partial(self._on_bad, message)):
+                with guarded(f"taking in {_named(message)}", partial(self._on_bad, message)):
                     self._on_message(message)
             if self._num_left < self.settings.min_ranks:
                 left = f"{self._num_left} of {self.num_ranks} ranks are left"
@@ -410,7 +437,7 @@ class ElasticDiffusionEngine(DiffusionEngine):
     def _on_bad(self, message: msg.ControlMessage | msg.Result, error: BaseException) -> None:
         """A message that cannot be taken in fails the request that it is about, and nothing else."""
         match message:
-            case Snapshot() | msg.CallDone():
+            case Snapshot() | Traces() | msg.CallDone():
                 pass
             case _ if (request_id := getattr(message, "request_id", None)) is not None:
                 if self._is_live(request_id):  # there, too
@@ -464,6 +491,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
             case Snapshot():
                 self.metrics.take(message)
                 self._num_left = self.num_ranks - message.num_gone
+            case Traces():
+                if self.metrics.tracing is not None:
+                    self.metrics.tracing.take(message)
             case msg.CallDone(call_id) if call_id == self._counters_call:
                 self._counters_call = None
                 self.metrics.take_worker_counters(self.executor.call_result(message, "gfdit_counters", None))
@@ -638,6 +668,12 @@ def _answer(task: _RpcTask, value: Any, error: BaseException | None = None) -> N
             task.future.set_result(value)
         else:
             task.future.set_exception(error)
+
+
+def _named(message: msg.ControlMessage | msg.Result) -> str:
+    """For the log: its kind, and the request that it is about."""
+    request_id = getattr(message, "request_id", None)
+    return type(message).__name__ + ("" if request_id is None else f" of request {request_id}")
 
 
 def _too_many(what: str) -> OmniClientError:

@@ -5,6 +5,7 @@ vLLM-Omni answers every failure that is not the client's fault with HTTP 500, an
 to those who wait. With this
 
 - a failure after which the same request may well succeed is HTTP 503, and 503 and 429 have a ``Retry-After``;
+- requests carry the client's id and the trace that it is in (:mod:`gfdit.omni.http_callers`);
 - ``/v1/images/edits`` takes OpenAI's ``mask``, and ``extra_params`` as other endpoints do;
 - what would end the server on its way to the engine is HTTP 400 (:mod:`gfdit.omni.http_inputs`);
 - there are routes for routers and operators (:mod:`gfdit.omni.http_operations`);
@@ -28,7 +29,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from gfdit.observe.logs import put_under_vllm
 from gfdit.observe.metrics import SHOWN
+from gfdit.omni.http_callers import carry_callers, note_caller
 from gfdit.omni.http_edits import complete_edits
 from gfdit.omni.http_inputs import check_inputs
 from gfdit.omni.http_operations import add_operations
@@ -82,6 +85,7 @@ class HttpFront:
     """See the module. One instance serves an application, on its event loop."""
 
     def __init__(self, app: App) -> None:
+        put_under_vllm()
         self._app = app
         self._running: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._none_runs = asyncio.Event()
@@ -115,6 +119,7 @@ class HttpFront:
         assert task is not None
         self._running[task] = None
         self._none_runs.clear()
+        note_caller(scope["headers"])
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
@@ -135,6 +140,7 @@ class HttpFront:
             check_inputs(app.state.engine_client)
             complete_edits(app)
             add_operations(app)
+            carry_callers(app.state.engine_client)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, app)

@@ -24,6 +24,7 @@ from gfdit.core.components import Component
 from gfdit.omni.executor import WorkerPayload
 from gfdit.omni.retryable import retryable
 from gfdit.omni.settings import Settings, TemplateSettings
+from gfdit.omni.vllm_logging import vllm_logging
 from gfdit.omni.weights import fetch_weights
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
@@ -112,6 +113,8 @@ class ElasticExecutor(DiffusionExecutor):
                 costs_path=settings.costs,
                 timeline_path=settings.timeline,
                 record_path=settings.record,
+                traces=settings.otlp_endpoint is not None,
+                logging=vllm_logging(),
                 components=self.components,
                 component_bytes=settings.component_bytes,
                 worker=f"gfdit.omni.{'workflow_executor' if settings.workflows else 'executor'}:make_executor",

@@ -17,6 +17,7 @@ from gfdit.adapters.limits import Limits
 from gfdit.adapters.options import EditOptions
 from gfdit.core.json_fields import LARGEST_INTEGER, shown
 from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
+from gfdit.observe.otlp import Endpoint
 
 if TYPE_CHECKING:
     from gfdit.templates import TemplateStore
@@ -69,7 +70,8 @@ class Settings:
     ``workflows`` are Python files; then the server's model is not loaded as one, but the components of workflows
     are, each where and when it is needed, and ``component_bytes`` of them fit on a rank (``docs/workflows.md``).
     ``adapter`` is ``module:Class`` of an adapter to use instead of the pipeline's own. ``model_name`` is what cost
-    tables and policies call the model. ``record`` is a file for every event and command of the control plane.
+    tables and policies call the model. ``record`` is a file for every event and command of the control plane,
+    ``otlp_endpoint`` where traces go (:class:`~gfdit.observe.otlp.Endpoint`).
 
     ``run_ahead`` 1 lets a request's next step be queued behind the running one, where the policy agrees.
 
@@ -127,6 +129,7 @@ class Settings:
     costs: str | None = None
     timeline: str | None = None
     record: str | None = None
+    otlp_endpoint: str | None = None
     comm_table: str | None = None
     ring: bool = False
     warmup_size: CountOrZero | None = None
@@ -190,6 +193,13 @@ class Settings:
             wanted = what.replace("`", "").replace("Expected", "expected", 1)
             raise ValueError(f"gfdit setting {name!r} is {shown(values.get(name))}: {wanted}") from error
         load_policy(settings.policy, settings.policy_args, settings.admission)
+        if settings.otlp_endpoint is not None:
+            try:
+                Endpoint.parse(settings.otlp_endpoint)
+            except ValueError as error:
+                raise ValueError(
+                    f"gfdit setting 'otlp_endpoint' is {settings.otlp_endpoint!r}: {error}"
+                ) from error
         try:
             EditOptions.parse(settings.edit)
         except ValueError as error:

@@ -20,7 +20,12 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
     "vllm.entrypoints.serve.middleware.authenticate": {
         "AuthenticationMiddleware": None,
     },
+    "vllm.envs": {
+        "VLLM_CONFIGURE_LOGGING": None,
+        "VLLM_LOGGING_CONFIG_PATH": None,
+    },
     "vllm.logger": {
+        "DEFAULT_LOGGING_CONFIG": None,
         "init_logger": "name",
     },
     "vllm.lora.peft_helper": {
@@ -291,7 +296,7 @@ MEMBERS: Mapping[str, Mapping[str, str | None]] = {
         "_scheduling_paused": None,
         "_submit_rpc": "self, method, timeout, args, kwargs, unique_reply_rank",
         "abort": "self, request_id",
-        "close": None,
+        "close": "self",
         "default_diffusion_model_runner_cls": None,
         "run_startup_warmup": "self",
     },

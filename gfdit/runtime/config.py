@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     counts the processes of a worker's rank, ``epoch`` those that have been the control process: one that ends,
     or is silent for ``control_timeout_s`` and as long as a policy may think, is replaced, but not after
     ``max_control_restarts`` in a row. ``without_policy``: it has hung, and is done without. Ranks in ``drained``
-    are given nothing, but stay.
+    are given nothing, but stay. ``traces``: the engine is told what traces are made of. ``logging`` is how every
+    process logs (:mod:`gfdit.observe.logs`).
     """
 
     run_dir: str
@@ -40,6 +42,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     costs_path: str | None = None
     timeline_path: str | None = None
     record_path: str | None = None
+    traces: bool = False
+    logging: dict[str, Any] = {}
     worker: str
     worker_payload_path: str
     start_method: str = "spawn"

@@ -28,8 +28,10 @@ from gfdit.core import ControlPlane
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.core.cost.table import NOMINAL, CostTable
+from gfdit.observe.logs import log_as_vllm
 from gfdit.observe.meter import INTERVAL_S, MAX_SHARE, Meter
 from gfdit.observe.recording import RecordingWriter
+from gfdit.observe.timeline import TimelineWriter
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
 from gfdit.runtime.config import CHANGEABLE, RuntimeConfig
@@ -37,7 +39,7 @@ from gfdit.runtime.plane import choice_of, make_plane, open_recording
 from gfdit.runtime.policy_guard import GuardedPolicy
 from gfdit.runtime.sockets import Arrived, ControlPort, ControlSockets
 from gfdit.runtime.supervisor import Supervisor, WorkerDiedError
-from gfdit.runtime.task_timeline import TaskTimeline
+from gfdit.runtime.task_reports import TaskReports
 from gfdit.runtime.time_limits import TimeLimits
 
 logger = logging.getLogger("gfdit.control")
@@ -49,7 +51,6 @@ RECONNECT_S = 2.0
 # No control process resets an edge more often. Workers tell the generations of their edges, but all that could may
 # have been replaced since, and what they wrote to the heap is still there.
 GENERATIONS_AHEAD = 256
-_CLOSING = (ev.TaskFinished, ev.TaskFailed, ev.TaskWithdrawn, ev.MigrationFinished)
 
 
 class ControlProcess:
@@ -80,6 +81,7 @@ class ControlProcess:
         self._costs = costs
         self._recording = open_recording(config, costs)
         self._timeline = self._open_timeline()
+        self._task_reports = self._join_reports()
         self._payloads: dict[str, bytes] = {}  # of requests, for their first tasks
         self._to_come: dict[int, set[int]] = {}  # of queued dispatches: ranks that have not come to them
         self._withdrawn: deque[int] = deque()  # dispatches of which the plane has still to hear
@@ -110,7 +112,7 @@ class ControlProcess:
             cmd.CancelRequest: self._send_end,
             cmd.FailRequest: self._send_end,
             cmd.RejectRequest: self._send_end,
-            cmd.ReportFault: lambda c: logger.error("%s", c.message),
+            cmd.ReportFault: lambda c: logger.error("policy fault: %s", c.message),
             cmd.WakeAt: self._set_wake,
         }
 
@@ -143,9 +145,15 @@ class ControlProcess:
             if file is not None:
                 file.close()
 
-    def _open_timeline(self) -> TaskTimeline | None:
+    def _open_timeline(self) -> TimelineWriter | None:
         path = self.config.timeline_path
-        return None if path is None else TaskTimeline(path, self.config.num_ranks, self.plane)
+        return None if path is None else TimelineWriter(path, self.config.num_ranks, serving=True)
+
+    def _join_reports(self) -> TaskReports | None:
+        """For the timeline and traces; None if there is neither."""
+        if self._timeline is None and not self.config.traces:
+            return None
+        return TaskReports(self.plane, self._timeline, traces=self.config.traces)
 
     def _time_policy(self) -> None:
         if isinstance(self.plane.policy, GuardedPolicy):
@@ -330,6 +338,8 @@ class ControlProcess:
             self._port.tell(call)
         for dispatch_id in list(self._to_come):
             self._passed(dispatch_id, rank)
+        if self._task_reports is not None:
+            self._task_reports.lost(rank, how, self._clock())
         to_come = self._supervisor.plan_start(rank)
         self._feed(ev.RankLost(rank, how, for_good=not to_come))
         if not to_come:
@@ -408,16 +418,18 @@ class ControlProcess:
             case ev.TaskFinished(dispatch_id, rank):
                 self._passed(dispatch_id, rank, done=True)
                 self._supervisor.worked(rank)
-                if self._timeline is not None:
-                    self._timeline.ran(message)
+                if self._task_reports is not None:
+                    self._task_reports.ran(message)
                 self._feed(message)
             case ev.TaskFailed(dispatch_id, rank):
                 self._passed(dispatch_id, rank)
+                if self._task_reports is not None:
+                    self._task_reports.failed(message, self._clock())
                 self._feed(message)
             case ev.MigrationFinished():
                 self._meter.moved(message)
-                if self._timeline is not None:
-                    self._timeline.moved(message)
+                if self._task_reports is not None:
+                    self._task_reports.moved(message)
                 self._feed(message)
             case ev.EdgesReset() | ev.MemoryMeasured():
                 self._feed(message)
@@ -454,12 +466,12 @@ class ControlProcess:
     def _feed(self, event: ev.Event) -> None:
         """Hand an event in, and send what follows."""
         now_s = self._clock()
+        if self._task_reports is not None and isinstance(event, ev.TaskWithdrawn):
+            self._task_reports.withdrawn(event)
         recording = self._recording
         commands = recording.handle(self.plane, event, now_s) if recording else self.plane.handle(event, now_s)
         for command in commands:
             self._senders[type(command)](command)
-        if self._timeline is not None and isinstance(event, _CLOSING):
-            self._timeline.forget_ended()
         while self._withdrawn:
             self._feed(ev.TaskWithdrawn(self._withdrawn.popleft()))
 
@@ -493,14 +505,18 @@ class ControlProcess:
         if "timeline_path" in changed:
             _close_beside(self._timeline)
             self._timeline = self._open_timeline()
+            if self._task_reports is not None and self.config.traces:
+                self._task_reports.timeline = self._timeline  # what traces have collected stays
+            else:
+                self._task_reports = self._join_reports()
         logger.info("changed: %s", ", ".join(f"{name} {getattr(new, name)!r}" for name in sorted(changed)))
 
     # Output: each command where it belongs, in the order given; nothing here waits
 
     def _send_run(self, command: cmd.RunTask) -> None:
         now_s = self._clock()
-        if self._timeline is not None:
-            self._timeline.sent(command, now_s)
+        if self._task_reports is not None:
+            self._task_reports.sent(command, now_s)
         record = self.plane.state.dispatches[command.dispatch_id]
         self._limits.emitted(record, record.expected_s or record.ends_s - now_s)
         ranks = command.layout.ranks
@@ -525,12 +541,14 @@ class ControlProcess:
         self._port.send("compute", (command.rank,), command)
 
     def _send_migrate(self, command: cmd.Migrate) -> None:
-        if self._timeline is not None:
-            self._timeline.sent_copy(command)
+        if self._task_reports is not None:
+            self._task_reports.sent_copy(command, self._clock())
         self._port.send("migration", command.ranks, command)
 
     def _send_end(self, command: msg.RequestEnd) -> None:
         self._payloads.pop(command.request_id, None)
+        if self._task_reports is not None:
+            self._task_reports.ended(command.request_id)
         self._port.tell(command)
 
     def _set_wake(self, command: cmd.WakeAt) -> None:
@@ -539,7 +557,8 @@ class ControlProcess:
     def _report(self, *, is_quiet: bool) -> None:
         """A snapshot for operators: when one is due and nothing is waiting, and at once where that matters.
 
-        That is when ranks have gone or come, and when the last request has ended.
+        That is when ranks have gone or come, and when the last request has ended. With it goes what traces are
+        made of.
         """
         now_s, lost, idle = self._clock(), self.plane.state.ranks.lost, not self.plane.state.requests
         ranks = self._told_ranks
@@ -550,11 +569,13 @@ class ControlProcess:
             if late_s < 0 or not (is_quiet or late_s > INTERVAL_S):
                 return
         self._told_ranks, self._told_idle = ranks, idle
+        if self._task_reports is not None and (traces := self._task_reports.take(now_s)) is not None:
+            self._port.tell(traces)
         self._port.tell(self._meter.snapshot(now_s, self._supervisor.restarts, ranks[1]))
         self._snapshot_at_s = self._clock() + max(INTERVAL_S, (self._clock() - now_s) / MAX_SHARE)
 
 
-def _close_beside(file: TaskTimeline | RecordingWriter | None) -> None:
+def _close_beside(file: TimelineWriter | RecordingWriter | None) -> None:
     """What is still to be written to a slow disk must not hold up serving."""
     if file is not None:
         threading.Thread(target=file.close, name="gfdit-close").start()
@@ -590,8 +611,8 @@ def main() -> None:
     # A terminal or a service manager signals every process of the server; the engine says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=RuntimeConfig)
+    log_as_vllm(config.logging, "gfdit-control")
     port = ControlSockets(config)
     try:
         claims = Claims.create(Path(config.claims_dir))
@@ -604,7 +625,7 @@ def main() -> None:
     try:
         process.run()
     except WorkerDiedError as error:
-        logger.error("%s", error)
+        logger.error("the runtime cannot go on: %s", error)
         port.tell(msg.Fatal(str(error)))
         process.shut_down(failed=True)
     except Exception:

@@ -1,10 +1,10 @@
 """What processes tell each other besides the events and commands of the control plane (msgspec, tagged by type).
 
 A worker sends :mod:`gfdit.core.events` and is sent :mod:`gfdit.core.commands` as they are; the engine is sent the
-commands that concern requests, and for operators a :class:`~gfdit.observe.snapshot.Snapshot`. Each rank has two
-first-in-first-out queues, one per lane: ``compute`` (tasks, calls, edge resets) and ``migration`` (copies, frees),
-and one for what cannot wait for a lane, ``watch``. Prompts, results and arguments of calls cross the control
-process as opaque bytes or not at all.
+commands that concern requests, and for operators a :class:`~gfdit.observe.snapshot.Snapshot` and
+:class:`~gfdit.observe.traces.Traces`. Each rank has two first-in-first-out queues, one per lane: ``compute``
+(tasks, calls, edge resets) and ``migration`` (copies, frees), and one for what cannot wait for a lane, ``watch``.
+Prompts, results and arguments of calls cross the control process as opaque bytes or not at all.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from gfdit.core.json_fields import one_line
 from gfdit.core.layouts import ExecutionLayout
 from gfdit.core.tasks import Request, TaskGraph
 from gfdit.observe.snapshot import Snapshot
+from gfdit.observe.traces import Traces
 from gfdit.runtime.config import RuntimeConfig
 
 
@@ -130,7 +131,7 @@ class Fatal(Message, frozen=True):
 
 
 RequestEnd = CompleteRequest | CancelRequest | RejectRequest | FailRequest
-ControlMessage = Ready | StartRequest | RequestEnd | CallDone | Reconfigured | Snapshot | Fatal | Alive
+ControlMessage = Ready | StartRequest | RequestEnd | CallDone | Reconfigured | Snapshot | Traces | Fatal | Alive
 
 
 # Control process to worker

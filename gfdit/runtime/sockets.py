@@ -70,7 +70,7 @@ def received(socket: zmq.Socket, decoder: msg.Decoder) -> list[Any]:
         try:
             messages.append(decoder.decode(socket.recv(zmq.NOBLOCK)))
         except msg.DamagedMessageError as error:
-            logger.error("%s", error)
+            logger.error("a message is left out: %s", error)
         except zmq.Again:
             return messages
 

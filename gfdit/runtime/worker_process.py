@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -13,13 +12,12 @@ from typing import Any
 
 import zmq
 
+from gfdit.observe.logs import log_as_vllm
 from gfdit.runtime import messages as msg
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.guard import ErrorHandler, guarded, start_guarded
 from gfdit.runtime.host_memory import keep_freed_memory
 from gfdit.runtime.sockets import WorkerInbox, WorkerReports, end_with_server
-
-logger = logging.getLogger("gfdit.worker")
 
 
 def worker_main(rank: int, config: RuntimeConfig) -> None:
@@ -27,7 +25,7 @@ def worker_main(rank: int, config: RuntimeConfig) -> None:
     # A terminal or a service manager signals every process; the control process says when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(asctime)s [rank{rank}] %(message)s")
+    log_as_vllm(config.logging, f"gfdit-rank{rank}")
     context = zmq.Context()
     reports = WorkerReports(context, config)
 
@@ -62,6 +60,7 @@ def _serve(
     if comm.device.type == "cpu":
         keep_freed_memory()  # before there are threads
     make_executor = _resolve(config.worker)
+    log_as_vllm(config.logging, f"gfdit-rank{rank}")  # once more: vLLM, if that is what was imported, has done it
     executor = make_executor(rank, comm, Path(config.worker_payload_path).read_bytes())
     with contextlib.closing(executor):
         to_migrate = WorkerInbox(context, config, "migration", rank, msg.MigrationMessage)

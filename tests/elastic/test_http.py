@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from gfdit.cli.main import main
 from gfdit.observe.catalogue import METRICS
 from gfdit.observe.timeline import Span, read_timeline
+from tests.support.collector import Collector, http_collector
 from tests.support.leftovers import nothing_left
 from tests.support.openai_client import only_image, openai_client
 from tests.support.server import ServerProcess, free_port, generate_image, start_server
@@ -37,11 +38,18 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, timeline: Path) -> Iterator[ServerProcess]:
+def collector() -> Iterator[Collector]:
+    with http_collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, timeline: Path, collector: Collector) -> Iterator[ServerProcess]:
     argv = ["gfdit", "serve", str(model), "--ranks", "2", "--policy", "equipartition"]
     argv += ["--admission", "deadline", "--timeline", str(timeline), "--shutdown-timeout", str(HANG_S)]
     argv += ["--set", f"template_host_bytes={1 << 28}", "--set", "template_full_blocks=0"]
-    argv += ["--", "--enforce-eager", "--dtype", "float32"]
+    # vLLM's own name of it, which its diffusion servers do not start with.
+    argv += ["--", "--enforce-eager", "--dtype", "float32", "--otlp-traces-endpoint", collector.url]
     with nothing_left() as left, start_server(argv, free_port(), timeline.with_name("log")) as server:
         left.watch(server.process.pid, server.port)
         yield server
@@ -78,6 +86,38 @@ def test_an_image_with_every_option(server: ServerProcess) -> None:
     status, image = generate(server, {"gfdit": options})
     assert status == 200 and image.size == SIZE
     assert generate(server)[1].tobytes() == image.tobytes()
+
+
+def test_a_request_is_in_its_clients_trace(server: ServerProcess, collector: Collector) -> None:
+    """With its own id and the client's; what it says in the log begins as vLLM's lines do."""
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "a=b", "x-request-id": "order/17"}
+    options = {"deadline_ms": 600_000, "slo_class": "interactive"}
+    body = body_of(128, steps=4) | {"extra_params": {"gfdit": options}}
+    url = f"{server.base_url}/v1/images/generations"
+    assert httpx.post(url, json=body, headers=headers, timeout=HANG_S, trust_env=False).status_code == 200
+    wait_until(lambda: [one for one in collector.of(trace) if one.name == "request"], "the request's span")
+    (root,) = [one for one in collector.of(trace) if one.name == "request"]
+    assert (root.parent, root.state, root.resource["gfdit.policy"]) == (parent, "a=b", "equipartition")
+    of_request = {name.removeprefix("gfdit.request."): value for name, value in root.attributes.items()}
+    assert of_request["client_id"] == "order_17" and "-order_17-" in of_request["id"]
+    wanted = {"outcome": "completed", "met": True, "slo_class": "interactive", "size": "128x128", "steps": 4}
+    assert wanted.items() <= of_request.items() and of_request["deadline_s"] == pytest.approx(600)
+    tasks = [one for one in collector.of(trace) if one.name not in ("request", "migrate")]
+    assert {one.parent for one in tasks} == {root.id}
+    steps = sorted([one.attributes["gfdit.task.step"] for one in tasks if one.name == "denoise"])
+    assert steps == [0, 1, 2, 3] and {"encode", "decode"} <= {one.name for one in tasks}
+    assert all(root.start_ns <= one.start_ns < one.end_ns <= root.end_ns + 1e6 for one in tasks)
+    assert metric(server, "gfdit_spans_total")[0] >= 1 + len(tasks)
+    assert re.search(r"(?m)INFO .*warmed up in \d+ items", server.log_path.read_text()), "of gfdit, at INFO"
+
+
+def test_a_client_without_a_trace_gets_one(server: ServerProcess, collector: Collector) -> None:
+    before = {one.id for one in collector.named("request")}
+    assert generate(server)[0] == 200
+    wait_until(lambda: len(collector.named("request")) > len(before), "the request's span")
+    (root,) = [one for one in collector.named("request") if one.id not in before]
+    assert root.parent == "" and "gfdit.request.client_id" not in root.attributes
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,17 @@ ROOT = Path(__file__).parents[2]
         (["--", "--stage-overrides", "{}"], "--stage-overrides would replace the one that selects gfdit's engine"),
         (["--", "--stage-overrides={}"], "--stage-overrides would replace"),
         (["--", "--stage_overrides", "{}"], "--stage_overrides would replace"),
+        (
+            ["--otlp-endpoint", "localhost:4317"],
+            "'otlp_endpoint' is 'localhost:4317': expected http://HOST:4318/v1/",
+        ),
+        (["--set", "otlp_endpoint=x"], "--set otlp_endpoint: use --otlp-endpoint"),
+        (["--", "--otlp-traces-endpoint"], "--otlp-traces-endpoint takes a URL"),
+        (["--", "--otlp-traces-endpoint", "h"], "gfdit setting 'otlp_endpoint' is 'h'"),
+        (
+            ["--otlp-endpoint", "grpc://h:1", "--", "--otlp_traces_endpoint=grpc://h:1"],
+            "--otlp_traces_endpoint and --otlp-endpoint are two names of one option here",
+        ),
     ],
 )
 def test_serve_refuses_before_it_starts(
@@ -63,12 +74,13 @@ def test_serve_sets_what_has_no_option_of_its_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.execv", become)
     argv = ["--set", "start_timeout_s=1800", "--set", "max_queue_s=null", "--set", "max_steps=7"]
     with pytest.raises(SystemExit):
-        main(["serve", "some/model", *argv, "--", "--stage-init-timeout", "900"])
+        vllms = ["--otlp-traces-endpoint", "http://h:4317", "--stage-init-timeout", "900"]
+        main(["serve", "some/model", *argv, "--", *vllms])
     (command,) = became
     stage = json.loads(command[command.index("--stage-overrides") + 1])["0"]
     given = stage["additional_config"]["gfdit"]
     assert given["start_timeout_s"] == 1800.0 and given["max_queue_s"] is None
-    assert given["max_steps"] == 7
+    assert given["max_steps"] == 7 and given["otlp_endpoint"] == "http://h:4317"
     assert command[-2:] == ["--stage-init-timeout", "900"]
 
 

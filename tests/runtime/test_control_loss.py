@@ -13,6 +13,7 @@ import pytest
 from gfdit.core import commands as cmd
 from gfdit.core import events as ev
 from gfdit.observe.recording import RecordingReader, TimedEvent
+from gfdit.observe.traces import TaskSpan
 from tests.runtime.test_runtime import Runtime, assert_nothing_held
 
 SCRIPTS = {
@@ -27,7 +28,7 @@ class Lossy:
 
     def __init__(self, folder: Path) -> None:
         self.recording = folder / "recording.jsonl"
-        self.runtime = Runtime(control_timeout_s=3.0, record_path=str(self.recording))
+        self.runtime = Runtime(control_timeout_s=3.0, record_path=str(self.recording), traces=True)
         self.runtime.wait_ready()
         self.pids = self.runtime.values("pid")
 
@@ -58,6 +59,8 @@ def test_requests_go_on_from_their_last_boundary(lossy: Lossy, number: signal.Si
     ended = runtime.until_ended(*names)
     assert {end.outcome for end in ended.values()} == {"completed"}, ended
     assert runtime.values("pid") == lossy.pids, "the workers are the same"
+    told = {fact.request for fact in runtime.facts if isinstance(fact, TaskSpan) and fact.kind == "decode"}
+    assert told >= names.keys(), "traces go on, too"
     assert_nothing_held(runtime)
 
 

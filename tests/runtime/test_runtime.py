@@ -23,6 +23,7 @@ from gfdit.core import events as ev
 from gfdit.core.commands import RunTask
 from gfdit.observe.recording import RecordingReader
 from gfdit.observe.snapshot import Snapshot
+from gfdit.observe.traces import Fact, RequestEvent, TaskSpan, Traces
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
@@ -71,6 +72,7 @@ class Runtime:
             )
         )
         self.num_calls = 0
+        self.facts: list[Fact] = []  # with traces, what has been told of them
         self.opened.append(self)
 
     def wait_ready(self) -> None:
@@ -88,6 +90,11 @@ class Runtime:
         while not any(isinstance(message, cmd.StartRequest) for message in self.client.receive(0.5)):
             pass
 
+    def receive(self, timeout_s: float) -> list[msg.ControlMessage | msg.Result]:
+        messages = self.client.receive(timeout_s)
+        self.facts += [fact for message in messages if isinstance(message, Traces) for fact in message.facts]
+        return messages
+
     def until_ended(self, *names: str, timeout_s: float = 240) -> dict[str, Ended]:
         ended: dict[str, Ended] = {}
         self.results: dict[str, bytes] = {}
@@ -100,7 +107,7 @@ class Runtime:
 
         while missing():
             assert time.monotonic() < deadline_s, f"still waiting for {missing()}"
-            for message in self.client.receive(0.5):
+            for message in self.receive(0.5):
                 if isinstance(message, msg.RequestEnd):
                     assert message.request_id not in ended, "a request ends once"
                     ended[message.request_id] = Ended.of(message)
@@ -112,7 +119,7 @@ class Runtime:
         self.num_calls += 1
         self.client.send(msg.CallWorkers(self.num_calls, (0, 1, 2), method, pickle.dumps(((), {}))))
         while True:
-            for message in self.client.receive(5):
+            for message in self.receive(5):
                 if isinstance(message, msg.CallDone):
                     return message
 
@@ -257,7 +264,7 @@ def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: signal.Signals) -> None:
-    runtime = Runtime(heartbeat_timeout_s=1.0)
+    runtime = Runtime(heartbeat_timeout_s=1.0, traces=True)
     runtime.wait_ready()
     pids = runtime.values("pid")
     scripts = {"wide": "sp3@0,1,2", "moves": "sp1@1 sp2@1,2", "elsewhere": "encode@0 prepare@0 sp1@0 decode@0"}
@@ -272,6 +279,11 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
     again = runtime.values("pid")
     assert again[1] != pids[1] and (again[0], again[2]) == (pids[0], pids[2])
     assert not psutil.pid_exists(int(str(pids[1])))
+    events = {(fact.name, fact.rank) for fact in runtime.facts if isinstance(fact, RequestEvent)}
+    assert {("rank_lost", 1), ("retry", -1)} <= events
+    spans = [fact for fact in runtime.facts if isinstance(fact, TaskSpan)]
+    lost = {span.task for span in spans if span.error.startswith("rank 1 was lost: ")}
+    assert lost and lost <= {span.task for span in spans if span.attempt > 1 and not span.error}
     runtime.close()
 
 

@@ -277,7 +277,13 @@ class Entrance:
         task.add_done_callback(partial(self._close, client))
 
     async def _exchange(self, client: Client, arrival: tuple[Request, TaskGraph]) -> None:
-        scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "app": self.endpoints}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/images/generations",
+            "app": self.endpoints,
+            "headers": (),
+        }
         await self._front({**scope, "arrival": arrival, "manner": client.manner}, client.receive, client.send)
 
     def _close(self, client: Client, task: asyncio.Task[None]) -> None:
