@@ -164,10 +164,12 @@ def markdown(report: dict[str, Any]) -> str:
         for router in (*ROUTERS, POOL):
             if not (found := _by_seed(here, router)):
                 continue
-            gain = estimate([found[seed]["slo_attainment"] - base[seed]["slo_attainment"] for seed in base])
+            gains = [
+                found[seed]["slo_attainment"] - base[seed]["slo_attainment"] for seed in found if seed in base
+            ]
             lines.append(
                 f"| {number} | {router} | {_of(found.values(), 'slo_attainment').shown(100)} | "
-                f"{'' if router == BASELINE else gain.shown(100)} | "
+                f"{'' if router == BASELINE or not gains else estimate(gains).shown(100)} | "
                 f"{statistics.fmean(one['mean_latency_s'] for one in found.values()):.1f} | "
                 f"{statistics.fmean(one['p99_latency_s'] for one in found.values()):.0f} |"
             )
