@@ -75,6 +75,7 @@ soak-comm: setup
 
 storm: setup
 	@$(BIN)/python -m tests.whole
+	@$(BIN)/python -m tests.whole --changed --events 250000
 
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)

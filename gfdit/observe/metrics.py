@@ -51,6 +51,7 @@ class ServerMetrics:
         self.stopping = False  # for good
         self.draining = False  # until an operator says otherwise
         self.tracing: Tracing | None = None  # is told of requests, too
+        self.is_paused: Callable[[], bool] = lambda: False  # vLLM-Omni's own admission of requests
         self._why_not_ready = why_not_ready
         self._clock = clock
         self._lock = threading.Lock()
@@ -168,6 +169,8 @@ class ServerMetrics:
             snapshot = self._snapshot
         if self.draining or self.stopping:
             return "draining"
+        if self.is_paused():
+            return "paused"
         if (reason := self._why_not_ready()) is not None:
             return reason
         if snapshot is None:

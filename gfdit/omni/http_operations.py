@@ -14,6 +14,7 @@ nothing and answer while it is busy. ``docs/metrics.md`` has the fields, ``docs/
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +29,20 @@ ELSEWHERE = "no engine in this process: it takes one replica per server"
 WITHOUT_KEY = "a server without an API key cannot be changed while it runs: start it with -- --api-key KEY"
 
 router = APIRouter(prefix="/v1/gfdit")
+
+_AWAKE = "gfdit's ranks do not sleep, since each must be able to run any task: end the server to have its memory"
+_BY_REQUEST = "gfdit loads an adapter where a request names it, with its path, in the field lora, and not before"
+_NO_PROFILER = "this server has no profiler: its stage needs a profiler_config"
+REFUSED = {
+    "/sleep": _AWAKE,
+    "/wake_up": _AWAKE,
+    "/v1/omni/sleep": _AWAKE,
+    "/v1/omni/wakeup": _AWAKE,
+    "/v1/load_lora_adapter": _BY_REQUEST,
+    "/v1/unload_lora_adapter": _BY_REQUEST,
+}
+"""What vLLM-Omni's routes would do by halves: they answer HTTP 501 and this line, and touch nothing."""
+WITHOUT_PROFILER = {"/start_profile": _NO_PROFILER, "/stop_profile": _NO_PROFILER}
 
 
 @router.get("/ready")
@@ -85,10 +100,29 @@ def _answer(found: dict[str, Any] | None) -> JSONResponse:
 
 
 def add_operations(app: Any) -> None:
-    """Give ``app`` the routes, and vLLM-Omni's gauges of requests the right values."""
+    """Give ``app`` the routes, refuse others, and give vLLM-Omni's gauges of requests the right values."""
     app.include_router(router)
+    refuse(app)
     if (server := SHOWN.server) is not None:
-        correct_gauges(app.state.engine_client, server)
+        client = app.state.engine_client
+        server.is_paused = lambda: bool(getattr(client, "_paused", False))
+        correct_gauges(client, server)
+
+
+def refuse(app: Any) -> None:
+    """Have ``app`` answer with a line what does not go with this engine."""
+    there = {getattr(route, "path", "") for route in app.routes}
+    refused = REFUSED | ({} if "/start_profile" in there else WITHOUT_PROFILER)
+    app.routes[:] = [route for route in app.routes if getattr(route, "path", "") not in refused]
+    replacing = APIRouter()
+    for path, line in refused.items():
+        replacing.add_api_route(path, partial(_refusal, line), methods=["POST"], include_in_schema=False)
+    app.include_router(replacing)
+
+
+async def _refusal(line: str) -> JSONResponse:
+    words = {"message": line, "type": "NotImplementedError", "param": None, "code": 501}
+    return JSONResponse({"error": words}, HTTPStatus.NOT_IMPLEMENTED.value)
 
 
 def correct_gauges(client: Any, server: ServerMetrics) -> None:

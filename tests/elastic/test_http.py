@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,20 @@ import pytest
 from PIL import Image, ImageOps
 
 from gfdit.cli.main import main
+from gfdit.core.cost.file import CostEntry, CostTable
+from gfdit.core.tasks import TaskKind
 from gfdit.observe.catalogue import METRICS
 from gfdit.observe.timeline import Span, read_timeline
+from gfdit.omni.http_operations import REFUSED, WITHOUT_PROFILER
+from tests.support.browser import needs_chromium, open_page
 from tests.support.collector import Collector, http_collector
 from tests.support.leftovers import nothing_left
 from tests.support.openai_client import only_image, openai_client
-from tests.support.server import ServerProcess, free_port, generate_image, start_server
+from tests.support.server import KEY, ServerProcess, free_port, generate_image, start_server
 from tests.support.waiting import HANG_S, wait_until
 
 SIZE = (128, 128)
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +56,18 @@ def server(model: Path, timeline: Path, collector: Collector) -> Iterator[Server
     argv += ["--admission", "deadline", "--timeline", str(timeline), "--shutdown-timeout", str(HANG_S)]
     argv += ["--set", f"template_host_bytes={1 << 28}", "--set", "template_full_blocks=0"]
     # vLLM's own name of it, which its diffusion servers do not start with.
-    argv += ["--", "--enforce-eager", "--dtype", "float32", "--otlp-traces-endpoint", collector.url]
-    with nothing_left() as left, start_server(argv, free_port(), timeline.with_name("log")) as server:
+    argv += [
+        "--",
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--api-key",
+        KEY,
+        "--otlp-traces-endpoint",
+        collector.url,
+    ]
+    env = {"VLLM_SERVER_DEV_MODE": "1"}  # has vLLM's calls for developers
+    with nothing_left() as left, start_server(argv, free_port(), timeline.with_name("log"), env=env) as server:
         left.watch(server.process.pid, server.port)
         yield server
         left.watch(server.process.pid)
@@ -68,8 +85,11 @@ def post(
     server: ServerProcess, extra: dict[str, Any] | None = None, side: int = 256, steps: int = 4
 ) -> httpx.Response:
     body = body_of(side, steps) | ({"extra_params": extra} if extra else {})
-    url = f"{server.base_url}/v1/images/generations"
-    return httpx.post(url, json=body, timeout=HANG_S, trust_env=False)
+    return call(server, "/v1/images/generations", json=body)
+
+
+def call(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.base_url}{path}", headers=WITH_KEY, timeout=HANG_S, trust_env=False, **body)
 
 
 def test_metrics_are_there_before_the_first_request(server: ServerProcess) -> None:
@@ -163,8 +183,7 @@ def png(image: Image.Image) -> tuple[str, bytes, str]:
 
 def edit(server: ServerProcess, files: dict[str, Any], **fields: str) -> httpx.Response:
     form = {"prompt": "a red panda", "num_inference_steps": "4", "seed": "1", "strength": "0.8", **fields}
-    url = f"{server.base_url}/v1/images/edits"
-    return httpx.post(url, data=form, files=files, timeout=HANG_S, trust_env=False)
+    return call(server, "/v1/images/edits", data=form, files=files)
 
 
 def edited(answer: httpx.Response) -> Image.Image:
@@ -236,7 +255,7 @@ def events(server: ServerProcess, event: str) -> list[float]:
 
 
 def get(server: ServerProcess, path: str) -> httpx.Response:
-    return httpx.get(f"{server.base_url}{path}", timeout=HANG_S, trust_env=False)
+    return httpx.get(f"{server.base_url}{path}", headers=WITH_KEY, timeout=HANG_S, trust_env=False)
 
 
 def metric(server: ServerProcess, name: str) -> list[float]:
@@ -253,7 +272,7 @@ def test_a_client_that_disconnects_frees_its_ranks_within_one_step(server: Serve
 
     assert not far_spans()
     connection = HTTPConnection("127.0.0.1", server.port)
-    body, headers = json.dumps(body_of(512, steps=200)), {"Content-Type": "application/json"}
+    body, headers = json.dumps(body_of(512, steps=200)), {**WITH_KEY, "Content-Type": "application/json"}
     connection.request("POST", "/v1/images/generations", body, headers)
     wait_until(far_spans, "the request runs")
     wait_until(lambda: any(metric(server, "gfdit_artifact_bytes")), "the metrics show its artifacts")
@@ -296,6 +315,7 @@ def test_a_client_under_load_counts_what_the_server_counts(server: ServerProcess
     """`gfdit bench serve` with the server's own counters beside its own."""
     argv = ["bench", "serve", "--base-url", server.base_url, "--width", "128", "--height", "128", "--slo"]
     argv += ["--num-inference-steps", "2", "--num-prompts", "4", "--goodput", "e2el:600000"]
+    argv += ["--header", f"Authorization=Bearer {KEY}"]
     assert main([*argv, "--json", str(tmp_path / "r.json")]) == 0
     result = json.loads((tmp_path / "r.json").read_text())
     figures = {(one["metric"], one["figure"]): one for one in result["server"]["figures"]}
@@ -329,7 +349,7 @@ def test_the_openai_client(server: ServerProcess) -> None:
 
 def test_the_example_watches_its_requests(server: ServerProcess) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "06_serve_and_watch.py"
-    command = [sys.executable, str(example), "--url", server.base_url]
+    command = [sys.executable, str(example), "--url", server.base_url, "--api-key", KEY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     (took_s,) = re.findall(r"^large: HTTP 200 after (.*) s", done.stdout, re.MULTILINE)
@@ -340,6 +360,156 @@ def test_the_example_watches_its_requests(server: ServerProcess) -> None:
         "small",
         "urgent",
     ]
+
+
+def admin(server: ServerProcess, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """What `gfdit admin` says is in force."""
+    assert main(["admin", "--url", server.base_url, "--api-key", KEY, *words]) == 0, capsys.readouterr().err
+    lines = capsys.readouterr().out.splitlines()
+    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+
+
+def write_costs(server: ServerProcess, path: Path) -> Path:
+    """A table that knows all that the server's model does, on either rank or both."""
+    (model,) = {one["model"] for one in get(server, "/v1/gfdit/load").json()["services"]}
+    specs = [
+        (sp, branches, cfg) for cfg in (False, True) for sp in (1, 2) for branches in (1, 2) if cfg or branches < 2
+    ]
+    entries = [
+        CostEntry(model, kind, side, side, 1, cfg, sp, branches, 1, 0.1 * side)
+        for kind in TaskKind
+        for side in (64, 1024)
+        for sp, branches, cfg in specs
+    ]
+    CostTable("this machine", "a test", 0.0, 1e9, tuple(entries)).save(path)
+    return path
+
+
+def test_everything_is_changed_while_requests_run(
+    server: ServerProcess, timeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None fails, and images stay what they are, whatever the degree."""
+    image = np.asarray(generate(server)[1], int)
+    before = admin(server, capsys, "show")
+    answers: list[tuple[int, float]] = []
+    is_over = threading.Event()
+
+    def client() -> None:
+        while not is_over.is_set():
+            status, made = generate(server, {"gfdit": {"deadline_ms": 600_000}})
+            answers.append((status, np.abs(np.asarray(made, int) - image).max() if status == 200 else 255))
+
+    with ThreadPoolExecutor() as pool:
+        clients = [pool.submit(client) for _ in range(2)]
+        try:
+            for change in (
+                "policy fcfs --policy-arg group_size=2",
+                "drain-rank 1 --wait",
+                "policy triage --policy-arg price=4",
+                "add-rank 1",
+                "admission none",
+                f"costs {write_costs(server, tmp_path / 'costs')}",
+                "limits max_requests=64 max_queue_s=600 max_steps=200",
+                "timeline off",
+                "drain-rank 0 --wait",
+                "policy edf",
+                "add-rank 0",
+                "costs none",
+                "timeline on",
+                "limits max_requests=1024 max_queue_s=none max_steps=1000",
+                "policy equipartition",
+                "admission deadline",
+            ):
+                done, state = len(answers), admin(server, capsys, *change.split())
+                if change.startswith("drain-rank"):
+                    up = [one["state"] for one in get(server, "/v1/gfdit/state").json()["rank_states"]]
+                    assert up[int(change.split()[1])] == "drained" and sorted(up) == ["drained", "up"]
+                wait_until(partial(answers.__getitem__, slice(done + 1, None)), f"requests end after {change}")
+        finally:
+            is_over.set()
+        for each in clients:
+            each.result()
+    assert {status for status, _ in answers} == {200} and max(difference for _, difference in answers) <= 1
+    assert state == before
+    assert {span.kind for span in read_timeline(timeline)} >= {"denoise"}
+    assert timeline.with_name(f"{timeline.name}.1").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("policy", "quickest"), "policy 'quickest' is neither installed nor that of the server's start"),
+        (("policy", "triage", "--policy-arg", "prize=4"), "policy triage has no argument 'prize'"),
+        (("limits", "max_requests=0"), "gfdit setting 'max_requests' is 0: expected int >= 1"),
+        (("drain-rank", "0", "1"), "0 live ranks would be left"),
+        (("recording", "on"), "the server was started without --record FILE"),
+    ],
+)
+def test_what_cannot_be_changed_is_a_line(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
+) -> None:
+    before = admin(server, capsys, "show")
+    assert main(["admin", "--url", server.base_url, "--api-key", KEY, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gfdit admin: error: {line}") and error.count("\n") == 1
+    assert admin(server, capsys, "show") == before
+
+
+def test_a_drained_server(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """What runs ends, others are turned away, and it is healthy; then it serves again."""
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(post, server, steps=60)
+        wait_until(lambda: get(server, "/v1/gfdit/requests").json()["requests"], "a request runs")
+        assert admin(server, capsys, "drain")["drain"] == "true"
+        assert get(server, "/v1/gfdit/ready").json() == {"ready": False, "reason": "draining"}
+        assert get(server, "/health").status_code == 200
+        refused = post(server)
+        assert refused.status_code == 503 and refused.headers["retry-after"] and "drained" in refused.text
+        assert admin(server, capsys, "drain", "--wait")["drain"] == "true"
+        assert running.result().status_code == 200
+    assert admin(server, capsys, "undrain")["drain"] == "false"
+    assert generate(server)[0] == 200
+
+
+@needs_chromium
+def test_the_page_shows_the_server_and_switches_its_policy(server: ServerProcess, tmp_path: Path) -> None:
+    with open_page(f"{server.base_url}/v1/gfdit/ui", tmp_path) as page:
+        wait_until(lambda: page.text("head") == "the server asks for a key", "the page has asked")
+        assert page.run("document.getElementById('policy-form').hidden") is True
+        page.submit("key-form", key="guess")
+        wait_until(lambda: page.text("head") == "this key is not the server's", "a wrong key is refused")
+        page.submit("key-form", key=KEY)
+        wait_until(lambda: "ready · policy equipartition · 2 of 2 ranks" in page.text("head"), "the page shows it")
+        assert page.run("document.querySelectorAll('#ranks tr canvas').length") == 2
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(post, server, {"gfdit": {"slo_class": "interactive"}}, steps=100)
+            wait_until(lambda: "interactive" in page.text("requests"), "its request is shown")
+            page.submit("policy-form", policy="quickest")
+            wait_until(lambda: "neither installed" in page.text("said"), "what cannot be is a line")
+            page.submit("policy-form", policy="fcfs", arguments="group_size=2")
+            wait_until(lambda: page.text("said") == "policy fcfs is in force", "the policy is switched")
+            wait_until(lambda: "policy fcfs" in page.text("head"), "another policy decides")
+            assert running.result().status_code == 200
+        page.submit("policy-form", policy="equipartition", arguments="")
+        wait_until(lambda: page.text("said") == "policy equipartition is in force", "and back")
+        assert "interactive" in page.text("classes")
+
+
+def test_vllm_omnis_own_calls_work_or_are_refused_in_a_line(server: ServerProcess) -> None:
+    """Then the server is as it was."""
+    for path, line in {**REFUSED, **WITHOUT_PROFILER}.items():
+        answer = call(server, path, json={"stage_ids": [0], "lora_name": "a", "lora_path": "/a"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (501, line), path
+    assert generate(server)[0] == 200
+    with ThreadPoolExecutor() as pool:
+        for mode in ("abort", "keep"):
+            assert call(server, f"/pause?mode={mode}").status_code == 200
+            assert get(server, "/v1/gfdit/ready").json()["reason"] == "paused"
+            held = pool.submit(generate, server)
+            assert get(server, "/health").status_code == 200 and not held.done()
+            assert call(server, "/resume").status_code == 200
+            assert held.result()[0] == 200
+    assert get(server, "/v1/gfdit/ready").status_code == 200
 
 
 def test_healthy_after_all_that(server: ServerProcess) -> None:

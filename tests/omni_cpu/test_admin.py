@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from gfdit.core.cost.table import CostEntry, CostTable
 from gfdit.core.tasks import TaskKind
 from gfdit.observe.snapshot import RankNumbers, Snapshot
 from gfdit.omni.http_front import HttpFront
-from gfdit.omni.http_operations import WITHOUT_KEY, add_operations
+from gfdit.omni.http_operations import REFUSED, WITHOUT_KEY, WITHOUT_PROFILER, add_operations, refuse
 from gfdit.runtime import messages as msg
 from gfdit.runtime.client import RuntimeDownError
 from tests.support.waiting import wait_until
@@ -198,6 +199,36 @@ def test_a_drained_server_is_not_ready_but_healthy(engine: LoneEngine) -> None:
     assert "drained" in refused.json()["error"]["message"]
     server.change(drain=False)
     assert server.call("POST", "/v1/images/generations", b"{}").json() == "an image"
+    assert server.call("GET", "/v1/gfdit/ready").status_code == 200
+
+
+def test_what_does_not_go_with_the_engine_is_refused_in_a_line(engine: LoneEngine) -> None:
+    server = Server(engine)
+    before = server.state()
+    for path, line in {**REFUSED, **WITHOUT_PROFILER}.items():
+        answer = server.call("POST", path, b"{}")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (501, line)
+    assert server.state() == before and server.call("GET", "/v1/gfdit/ready").status_code == 200
+    assert server.call("POST", "/v1/omni/sleep", b"{}", key="guess").status_code == 401
+
+
+def test_routes_that_work_stay() -> None:
+    """Those of a profiler that there is; none twice."""
+    app = FastAPI()
+    for path in ("/start_profile", "/v1/omni/sleep"):
+        app.post(path)(lambda: "done")
+    refuse(app)
+    paths = [getattr(route, "path", "") for route in app.routes]
+    assert "/stop_profile" not in paths and paths.count("/start_profile") == 1 == paths.count("/v1/omni/sleep")
+
+
+def test_a_paused_server_is_not_ready(engine: LoneEngine) -> None:
+    """Whoever paused it: vLLM-Omni holds requests back before they come to the engine."""
+    server = Server(engine)
+    server.app.state.engine_client = client = SimpleNamespace(_paused=True)
+    add_operations(server.app)
+    assert server.call("GET", "/v1/gfdit/ready").json()["reason"] == "paused"
+    client._paused = False
     assert server.call("GET", "/v1/gfdit/ready").status_code == 200
 
 

@@ -9,7 +9,7 @@ import openai
 from openai.types import ImagesResponse
 from PIL import Image
 
-from tests.support.server import ServerProcess
+from tests.support.server import KEY, ServerProcess
 from tests.support.waiting import HANG_S
 
 
@@ -17,7 +17,7 @@ def openai_client(server: ServerProcess) -> openai.OpenAI:
     """One that does not try again by itself and knows no proxy."""
     http = openai.DefaultHttpxClient(trust_env=False)
     return openai.OpenAI(
-        base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=HANG_S, http_client=http
+        base_url=f"{server.base_url}/v1", api_key=KEY, max_retries=0, timeout=HANG_S, http_client=http
     )
 
 

@@ -15,7 +15,10 @@ from PIL import Image
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
 from tests.support.waiting import HANG_S
 
-__all__ = ["ServerError", "ServerProcess", "free_port", "generate_image", "start_server"]
+__all__ = ["KEY", "ServerError", "ServerProcess", "free_port", "generate_image", "start_server"]
+
+KEY = "none"
+"""That of servers that ask for one; others do not mind."""
 
 
 def generate_image(
@@ -41,7 +44,9 @@ def generate_image(
     if extra_params is not None:
         body["extra_params"] = dict(extra_params)
     with httpx.Client(timeout=timeout_s, trust_env=False) as client:
-        response = client.post(f"{base_url}/v1/images/generations", json=body)
+        response = client.post(
+            f"{base_url}/v1/images/generations", json=body, headers={"Authorization": f"Bearer {KEY}"}
+        )
     if response.status_code != httpx.codes.OK:
         return response.status_code, response.json()
     png = base64.b64decode(response.json()["data"][0]["b64_json"])

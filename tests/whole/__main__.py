@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.whole.mutants import MUTANTS, WEATHER
-from tests.whole.storm import Storm, replay_command, storm
+from tests.whole.storm import CHANGED, Storm, replay_command, storm
 from tests.whole.world import World
 
 SOON_S, SEARCH_S = 0.1, 15.0
@@ -20,23 +20,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="tell this run in full")
     parser.add_argument("--first-seed", type=int, default=0, help="of a storm (default 0)")
     parser.add_argument("--events", type=int, default=1_000_000, help="of a storm (default 1,000,000)")
+    parser.add_argument("--changed", action="store_true", help="with an operator who drains, adds and switches")
     parser.add_argument("--mutants", action="store_true", help="the runs that show each planted bug soonest")
     arguments = parser.parse_args()
+    change = CHANGED if arguments.changed else None
     if arguments.mutants:
         for name in MUTANTS:
             print(f'    "{name}": {_soonest(name)},', flush=True)
         return 0
     if arguments.seed is not None:
-        World(arguments.seed, print).run()
+        World(arguments.seed, print, change).run()
         print("nothing wrong")
         return 0
-    done = storm(arguments.first_seed, arguments.events, _show)
+    done = storm(arguments.first_seed, arguments.events, _show, change)
     print(f"{done.num_events:,} events in {done.seconds:.0f} s, {dict(done.endings)}")
     print(f"of workflows: {dict(done.counts)}")
     if done.failed_seed is None:
         print("nothing wrong")
         return 0
-    print(f"{done.failure}\nagain, in full: {replay_command(done.failed_seed)}", file=sys.stderr)
+    print(
+        f"{done.failure}\nagain, in full: {replay_command(done.failed_seed)}",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gfdit.core import ParallelSpec, Request, TaskGraph, TaskKind
@@ -131,9 +131,19 @@ class Books:
         self._read: set[str] = set()  # artifacts, while they were made
         self._ever_exhausted = False  # some rank ran out of memory
         self._gone: set[int] = set()  # ranks that do not join again
+        self._drained: frozenset[int] = frozenset()
+        self._ever_drained = False
         for life in lives.values():
             life.num_own_failures = life.num_harmed = life.num_lost = 0
             life.exhausted, life.perhaps_exhausted = set(), set()
+
+    def drain(self, ranks: Iterable[int]) -> frozenset[int]:
+        """These, and no others, are to be given nothing; returns those that were before."""
+        before, self._drained = self._drained, frozenset(ranks)
+        self._ever_drained |= bool(self._drained)
+        if self._components is not None:
+            self._components.ever_drained |= self._drained
+        return before
 
     def before(self, event: ev.Event, now_s: float) -> None:
         """The control plane is about to hear of ``event``."""
@@ -226,6 +236,8 @@ class Books:
         match command:
             case cmd.RunTask(number, tasks, layout):
                 lives = [self._lives[task.request_id] for task in tasks if task.request_id in self._lives]
+                if drained := self._drained.intersection(layout.ranks):
+                    raise ContractError(f"dispatch {number} is for rank {min(drained)}, which is drained")
                 if condemned := self._condemned.intersection(layout.ranks):
                     raise ContractError(f"dispatch {number} is for rank {min(condemned)}, which is to be replaced")
                 self._begun.update([task.request_id for task in command.tasks])
@@ -238,7 +250,7 @@ class Books:
                 lives = [self._lives[name]] if name in self._lives else []
                 self._give(number, command, command.ranks, lives, plane)
             case cmd.FreeArtifacts(ranks):
-                self._check_ranks(ranks, plane)
+                self._check_ranks(tuple(rank for rank in ranks if not plane.is_drained(rank)), plane)
             case cmd.ResetEdges(_, _, ranks):
                 self._check_ranks(ranks, plane)
             case cmd.ProbeRank(_, rank) | cmd.LoadComponent(_, rank):
@@ -313,6 +325,9 @@ class Books:
         elif command.status_code == 503 and command.error.startswith("no rank was free"):
             if life.started or command.request_id in self._begun:
                 raise ContractError(f"{command} although it has started")
+        elif command.status_code == 503 and command.error.endswith("are drained"):
+            if not self._ever_drained:
+                raise ContractError(f"{command} although no rank is drained")
         elif command.status_code == 503 and command.error.endswith("are left for good"):
             if not self._gone:
                 raise ContractError(f"{command} although every rank is to come")
@@ -341,7 +356,7 @@ class Books:
             if spec.size <= self._num_places(task.kind, life, num_ranks)
             and not life.has_tried(task.kind, spec, surely=False)
         ]
-        if not kinds or (left and not self._gone):
+        if not kinds or (left and not self._gone and not self._ever_drained):
             raise ContractError(f"{command} before it has tried {', '.join(map(str, left)) or 'anything'}")
 
     def _num_places(self, kind: TaskKind, life: Life, num_ranks: int) -> int:
@@ -381,6 +396,24 @@ class FollowedPlane(ControlPlane):
         if self._say is not None:
             self._say(f"{event}")
         self.books.before(event, now_s)
+        if isinstance(event, ev.SettingsChanged):
+            return self._follow_change(event, now_s)
+        return self._follow(event, now_s)
+
+    def _follow_change(self, event: ev.SettingsChanged, now_s: float) -> list[cmd.Command]:
+        """What is refused changes nothing."""
+        before = self.policy, self.state.ranks.views
+        drained = self.books.drain(event.drained)
+        try:
+            return self._follow(event, now_s)
+        except ValueError:
+            self.books.drain(drained)
+            if before != (self.policy, self.state.ranks.views):
+                raise ContractError(f"{event} is refused and has changed something") from None
+            self.books.check(self, now_s)
+            raise
+
+    def _follow(self, event: ev.Event, now_s: float) -> list[cmd.Command]:
         fails_probe = False
         if isinstance(event, ev.RankProbed):
             fails_probe = bool(event.error) and self._quarantine.awaits(event.rank, event.probe_id)

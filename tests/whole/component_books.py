@@ -23,6 +23,7 @@ class ComponentBooks:
     def __init__(self, pool: Pool, num_ranks: int) -> None:
         self._pool = pool
         self._held = {rank: pool.pinned_on(rank) for rank in range(num_ranks)}
+        self.ever_drained: set[int] = set()  # ranks, which may not count
         self._loading: dict[int, Load] = {}  # by number
         self._bytes = {name: one.num_bytes for name, one in pool.components.items()}  # as far as it was told
         self._failures: dict[str, int] = {}  # in a row
@@ -59,7 +60,7 @@ class ComponentBooks:
             self._ever_hopeless.add(name)
 
     def _is_anywhere(self, name: str) -> bool:
-        return any(name in held for held in self._held.values())
+        return any(name in held for rank, held in self._held.items() if rank not in self.ever_drained)
 
     def _note_end(self, load: Load, event: ev.ComponentLoaded, now_s: float) -> None:
         name = load.component
@@ -145,9 +146,8 @@ class ComponentBooks:
             raise ContractError(f"{command}, which does not need it")
         if name in self._ever_hopeless:
             return
-        if sum(name in held for held in self._held.values()) >= max(
-            map(max, sizes)
-        ):  # narrower ones may take too much memory
+        there = [name in held for rank, held in self._held.items() if rank not in self.ever_drained]
+        if sum(there) >= max(map(max, sizes)):  # narrower ones may take too much memory
             raise ContractError(f"{command} although ranks enough have it")
         if self._failures.get(name, 0) < MAX_FAILURES:
             raise ContractError(f"{command} after {self._failures.get(name, 0)} failures")

@@ -37,6 +37,7 @@ from gfdit.runtime.claims import Claims
 from gfdit.runtime.client import ControlClient
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.made_by import MadeBy
+from gfdit.runtime.messages import Reconfigured
 from gfdit.runtime.streams import Streams
 from gfdit.runtime.supervisor import Supervisor
 from gfdit.runtime.time_limits import TimeLimits
@@ -47,6 +48,8 @@ WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of 
 # Where their storms begin: a run that showed it soon when ``python -m tests.whole --mutants`` was run last. If
 # that run is another one by now, the storm goes on from there.
 FROM_SEED: dict[str, int] = {
+    "the-next-step-is-queued-on-a-drained-rank": 35,
+    "a-change-that-is-refused-is-made-by-half": 8,
     "a-stream-outlives-the-control-process-that-ordered-it": 1535,
     "a-control-process-that-hangs-is-left-alone": 13,
     "a-copy-that-failed-is-no-news": 21,
@@ -664,3 +667,79 @@ def errors_reach_clients_as_vllm_omni_makes_them(patch: pytest.MonkeyPatch) -> N
         return None
 
     patch.setattr(_Exchange, "_retryable", never)
+
+
+# What an operator changes
+
+
+@mutant_in(changes_per_s=0.5)
+def a_rank_is_put_aside_while_it_works(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlPlane, "_is_in_use", lambda self, rank: False)
+
+
+@mutant_in(changes_per_s=0.5)
+def a_rank_that_is_put_aside_keeps_what_it_holds(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._put_aside
+
+    def put_aside(self: ControlPlane, rank: int) -> None:
+        original(self, rank)
+        self._commands = [one for one in self._commands if not isinstance(one, cmd.FreeArtifacts)]
+
+    patch.setattr(ControlPlane, "_put_aside", put_aside)
+
+
+@mutant_in(changes_per_s=0.5)
+def a_rank_that_is_added_is_used_at_once(patch: pytest.MonkeyPatch) -> None:
+    def join(self: ControlPlane, rank: int, resident: tuple[str, ...] | None) -> bool:
+        self.state.ranks.restore(rank, resident)
+        return True
+
+    patch.setattr(ControlPlane, "_join", join)
+
+
+@mutant_in(changes_per_s=0.5)
+def the_next_step_is_queued_on_a_drained_rank(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._may_ask
+
+    def may_ask(self: ControlPlane, dispatch: DispatchRecord) -> bool:
+        drained, self._drained = self._drained, set()
+        answer = original(self, dispatch)
+        self._drained = drained
+        return answer
+
+    patch.setattr(ControlPlane, "_may_ask", may_ask)
+
+
+@mutant_in(changes_per_s=0.5, control_deaths_per_s=0.2)
+def a_new_control_process_forgets_what_is_drained(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane.__init__
+
+    def init(self: ControlPlane, *arguments: Any, **settings: Any) -> None:
+        original(self, *arguments, **(settings | {"drained": ()}))
+
+    patch.setattr(ControlPlane, "__init__", init)
+
+
+@mutant_in(changes_per_s=0.5, control_deaths_per_s=0.2)
+def a_change_that_was_lost_counts_as_made(patch: pytest.MonkeyPatch) -> None:
+    original = ControlClient._replace
+
+    def replaced(self: ControlClient, *how: Any) -> None:
+        original(self, *how)
+        self._lost = [
+            replace(answer, error="") if isinstance(answer, Reconfigured) else answer for answer in self._lost
+        ]
+
+    patch.setattr(ControlClient, "_replace", replaced)
+
+
+@mutant_in(changes_per_s=0.5)
+def a_change_that_is_refused_is_made_by_half(patch: pytest.MonkeyPatch) -> None:
+    original = ControlPlane._on_settings_changed
+
+    def change(self: ControlPlane, event: ev.SettingsChanged) -> bool:
+        if event.choice is not None:
+            self._use_policy(self.load_policy(event.choice))
+        return original(self, event)
+
+    patch.setattr(ControlPlane, "_on_settings_changed", change)

@@ -27,6 +27,10 @@ class Storm:
     failure: str = ""
 
 
+CHANGED: Mapping[str, Any] = {"changes_per_s": 0.2}
+"""Weather with an operator."""
+
+
 def storm(
     first_seed: int,
     num_events: int,

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from tests.whole.mutants import FROM_SEED, MUTANTS, WEATHER
-from tests.whole.storm import Storm, replay_command, storm
+from tests.whole.storm import CHANGED, Storm, replay_command, storm
 
 NUM_EVENTS = 15_000
+CHANGED_EVENTS = 6_000
 MUTANT_EVENTS = 60_000  # within which each must be found, from its seed on; most are in the first run
 
 
@@ -26,6 +27,13 @@ def test_no_fault_breaks_the_books(done: Storm) -> None:
     assert {"CompleteRequest", "CancelRequest", "FailRequest", "RejectRequest"} <= done.endings.keys()
     seldom = {"unloads", "parts read on their way", "loads that failed", "tasks that end their process"}
     assert done.counts["loads that went well"] > 100 and seldom <= done.counts.keys(), done.counts
+
+
+def test_no_change_of_an_operator_does() -> None:
+    """Ranks are drained and added and policies switched, amid all faults."""
+    done = storm(first_seed=0, num_events=CHANGED_EVENTS, change=CHANGED)
+    assert done.failed_seed is None, done.failure
+    assert done.counts["changes"] > 100 and done.counts["changes refused"] > 5, done.counts
 
 
 @pytest.mark.parametrize("name", MUTANTS)

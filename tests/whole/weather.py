@@ -144,6 +144,7 @@ class Weather:
     split: bool  # nearly every artifact, and several tasks read one at a time: copies of parts cross
     workflows: bool  # some requests are: components come and go
     load_error: float  # of any component
+    changes_per_s: float  # an operator drains ranks, has them back and switches policies; never by itself
 
     @classmethod
     def draw(cls, draw: random.Random) -> Weather:
@@ -191,6 +192,7 @@ class Weather:
             split=split,
             workflows=(pools := random.Random(f"{draw.getstate()} workflows")).random() < 0.3,
             load_error=pools.choice([0.0, 0.0, 0.1]),
+            changes_per_s=0.0,
         )
 
     @property

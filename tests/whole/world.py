@@ -27,10 +27,10 @@ from gfdit.core.policy.fallback import FirstComeFirstServed
 from gfdit.observe.snapshot import Snapshot, Totals
 from gfdit.runtime import messages as msg
 from gfdit.runtime.claims import Claims
-from gfdit.runtime.client import ControlClient, RuntimeDownError
+from gfdit.runtime.client import REPLACED, ControlClient, RuntimeDownError
 from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.runtime.control_process import ControlProcess
-from gfdit.runtime.plane import plane_of
+from gfdit.runtime.plane import choice_of, plane_of
 from gfdit.runtime.policy_guard import HANGING_POLICY_EXIT, PolicyTimeoutError
 from gfdit.runtime.sockets import ORPHAN_GRACE_S, Queue
 from gfdit.runtime.supervisor import Process, ProcessStarter, Supervisor, WorkerDiedError
@@ -101,6 +101,9 @@ class World:
         self._news_s = 0.0  # when something has happened last
         self._is_served = False
         self._outbox: list[msg.EngineMessage] = []
+        self._to_change: list[dict[str, Any]] = []
+        self._num_changes = 0
+        self._under_change: dict[str, Any] | None = None
         self._ended: list[str] = []
         self._mood = random.Random(seed)  # of the policy
         self._results: set[str] = set()
@@ -115,7 +118,7 @@ class World:
             model=WHOLE_MODEL,
             components=[] if self.pool is None else list(self.pool.components.values()),
             component_bytes=None if self.pool is None else self.pool.component_bytes,
-            policy=f"that of seed {seed}",
+            policy=str(seed),
             worker="",
             worker_payload_path="",
             run_ahead=draw.randrange(2),
@@ -187,6 +190,10 @@ class World:
                 outbox, self._outbox = self._outbox, []
                 for submission in outbox:
                     self.client.send(submission)
+                if self._to_change and self._under_change is None:
+                    self._num_changes += 1
+                    self._under_change = self._to_change.pop(0)
+                    self.client.change(self._num_changes, self._under_change)
                 self._end_without_result()
             living = self._living()
             if in_order := self._is_at_rest():
@@ -232,6 +239,8 @@ class World:
         match message:
             case Snapshot():
                 self._check_counters(message)
+            case msg.Reconfigured(_, error):
+                self._note_change(error)
             case cmd.StartRequest(request_id):
                 if (life := self.lives.get(request_id)) is not None:
                     if life.started:
@@ -255,6 +264,18 @@ class World:
                     self._completed[name] = self.clock()
                 else:
                     self.entrance.end(name, message)
+
+    def _note_change(self, error: str) -> None:
+        change, self._under_change = self._under_change, None
+        assert change is not None
+        told = self.client.config
+        # A policy that hangs may be done without by now.
+        in_force = all(getattr(told, name) == change[name] for name in change.keys() - {"without_policy"})
+        if not error and not in_force:
+            raise ContractError(f"{change} is to be in force, and is not")
+        self.counts["changes refused" if error else "changes"] += 1
+        if error.startswith(REPLACED):
+            self._to_change.insert(0, change)  # as an operator would
 
     def _check_counters(self, snapshot: Snapshot) -> None:
         """What operators are shown never goes back, whichever control process tells it."""
@@ -308,6 +329,7 @@ class World:
             (weather.clock_jumps_per_s, self._jump),
             (weather.control_deaths_per_s, self._strike_control),
             (weather.control_stops_per_s, self._stop_control),
+            (weather.changes_per_s, self._change),
         ):
             at_s = draw.expovariate(rate) if rate else FAULTS_END_S
             while at_s < FAULTS_END_S:
@@ -350,6 +372,24 @@ class World:
             else:
                 self._tell_engine(ev.RequestCancelled(name))
 
+    def _change(self) -> None:
+        """Another rank is drained, or is again to be used, or another policy decides from now on; or both."""
+        draw, change = self.draw, dict[str, Any]()
+        if draw.random() < 0.7:
+            last = self._to_change[-1] if self._to_change else self._under_change or {}
+            drained = set(last.get("drained", self.client.config.drained)) ^ {draw.randrange(self.num_ranks)}
+            if len(drained) < self.num_ranks:
+                change["drained"] = tuple(sorted(drained))
+        if not change or draw.random() < 0.3:
+            change["policy"] = str(draw.randrange(100))
+            change["without_policy"] = False
+        self._request_change(change)
+
+    def _request_change(self, change: dict[str, Any]) -> None:
+        self._say(f"an operator wants {change}")
+        self._to_change.append(change)
+        self.client.wake()
+
     def _jump(self) -> None:
         """Nothing ran for a while."""
         self._clock_offset_s += self.draw.choice([0.5, 3600.0])
@@ -387,6 +427,8 @@ class World:
                 self.failing.add(worker.rank)
 
     def _mend(self) -> None:
+        if self.weather.changes_per_s and self.draw.random() < 0.5:
+            self._request_change({"drained": ()})
         self.failing.clear()
         for worker in self._living():
             worker.is_faulty = False
@@ -466,9 +508,10 @@ class World:
             raise ContractError("a policy is done without that never hung")
         policy: Policy = FirstComeFirstServed("it")
         if not config.without_policy:
-            policy = weather.policy(self.seed, self._hang_in_policy, self.pool)
+            policy = self._load_policy(choice_of(config))
             Path(config.policy_mark_path).write_bytes(b"\0")
         plane = plane_of(config, policy, SteadyCosts(), FollowedPlane)
+        plane.load_policy = self._load_policy
         books = Books(
             config.epoch,
             self.lives,
@@ -478,6 +521,7 @@ class World:
             self._given_up,
             None if self.pool is None else ComponentBooks(self.pool, self.num_ranks),
         )
+        books.drain(config.drained)
         plane.follow(books, self._note, None if self._log is None else self._say)
         self._supervisor = Supervisor(config, self.clock, SimulatedStarter(self))
         self.control = ControlProcess(config, port, self._supervisor, self.claims, self.clock, plane)
@@ -492,6 +536,9 @@ class World:
         host.end()
         self.network.unbind()
         self.link.ended(0)
+
+    def _load_policy(self, choice: ev.PolicyChoice) -> Policy:
+        return self.weather.policy(int(choice.policy), self._hang_in_policy, self.pool)
 
     def _hang_in_policy(self) -> None:
         """The guard stops it, or ends the process, or cannot, since it hangs outside of Python."""
@@ -569,6 +616,8 @@ class World:
         """Nothing will happen any more but heartbeats."""
         if self.lives or self._num_planned or self._outbox or self._completed or self.network.num_on_their_way:
             return False
+        if self._to_change or self._under_change is not None:
+            return False
         if self.entrance.num_open or (self.entrance.stopping_s is not None and self.entrance.closed_s is None):
             return False
         control, supervisor = self.control, self._supervisor
@@ -598,8 +647,11 @@ class World:
             raise ContractError(f"requests {sorted(self.lives)} never end")
         if self.control is None or not self.control.plane.idle:
             raise ContractError("the control plane still waits for something")
-        there = tuple(sorted(worker.rank for worker in self._living()))
-        if self.control.plane.state.ranks.free_in_order != there:
+        there = {worker.rank for worker in self._living()}
+        drained = there.intersection(self.client.config.drained)
+        if aside := [rank for rank in drained if not self.control.plane.is_drained(rank)]:
+            raise ContractError(f"ranks {aside} were never put aside")
+        if self.control.plane.state.ranks.free_in_order != tuple(sorted(there - drained)):
             raise ContractError("a rank was never given back")
         for worker in self._living():
             if worker.executor.store:
@@ -607,6 +659,8 @@ class World:
             if streams := worker.executor.streams._streams:
                 raise ContractError(f"rank {worker.rank} still holds a stream of {min(streams)}")
             if self.pool is not None:
+                if worker.rank in drained:
+                    continue
                 told = self.control.plane.state.ranks.present[worker.rank].resident
                 if told != worker.executor.loaded:
                     raise ContractError(f"rank {worker.rank} has {worker.executor.loaded} loaded, not {told}")
