@@ -157,6 +157,9 @@ class Admin:
         if unknown := sorted(set(change.limits) - set(LIMITS)):
             known = ", ".join(LIMITS)
             raise ValueError(f"limit {shown(unknown[0])} cannot be changed while the server runs, known: {known}")
+        named = (change.policy, change.policy_args, change.admission)
+        if not change.limits and all(one is msgspec.UNSET for one in named):
+            return self._engine.settings  # the policy need not be loaded again
         given = dataclasses.asdict(self._engine.settings) | change.limits
         if change.policy is not msgspec.UNSET:
             if change.policy not in (allowed := self._policies()):

@@ -84,7 +84,9 @@ def open_page(url: str, folder: Path) -> Iterator[Page]:
 
         wait_until(targets, "the page is open")
         with connect(targets()[0], open_timeout=HANG_S, proxy=None, max_size=None) as socket:
-            yield Page(socket)
+            page = Page(socket)
+            wait_until(lambda: page.run("document.readyState") == "complete", "the page is there")
+            yield page
     finally:
         process.terminate()
         try:
