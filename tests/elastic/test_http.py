@@ -115,7 +115,10 @@ def test_a_request_is_in_its_clients_trace(server: ServerProcess, collector: Col
     options = {"deadline_ms": 600_000, "slo_class": "interactive"}
     body = body_of(128, steps=4) | {"extra_params": {"gfdit": options}}
     url = f"{server.base_url}/v1/images/generations"
-    assert httpx.post(url, json=body, headers=headers, timeout=HANG_S, trust_env=False).status_code == 200
+    assert (
+        httpx.post(url, json=body, headers={**WITH_KEY, **headers}, timeout=HANG_S, trust_env=False).status_code
+        == 200
+    )
     wait_until(lambda: [one for one in collector.of(trace) if one.name == "request"], "the request's span")
     (root,) = [one for one in collector.of(trace) if one.name == "request"]
     assert (root.parent, root.state, root.resource["gfdit.policy"]) == (parent, "a=b", "equipartition")
