@@ -27,7 +27,6 @@ LONG_FILES = (
     "tests/kernels/test_gpu_check.py",
     "tests/runtime/test_runtime.py",
     "tests/adapters/components/test_served.py",
-    "tests/families/test_http_forwards.py",
     "tests/whole/test_whole.py",
 )
 

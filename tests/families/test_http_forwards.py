@@ -29,7 +29,12 @@ from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, post_video
 from tests.support.waiting import HANG_S, wait_until
 
-pytestmark = pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")
+# Each has a server of its own; `make families` runs them, too. In `make test` are the same forwards without HTTP
+# (tests/adapters), and HTTP with other pipelines (tests/elastic).
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"),
+]
 
 #: What is asked for of each; those with an image are edits.
 IMAGES: dict[str, dict[str, Any]] = {
@@ -46,17 +51,7 @@ VIDEOS = {"hunyuan-video15": {"guidance_scale": 6.0}, "wan-vace": {"guidance_sca
 STAYS, MOVES = "sp1@0", "encode@1 sp1@0 sp1@1"
 
 
-#: The one of `make test`.
-QUICK = "krea2"
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(family, marks=() if family == QUICK else pytest.mark.thorough)
-        for family in (*IMAGES, *EDITS, *VIDEOS)
-    ],
-)
+@pytest.fixture(scope="module", params=(*IMAGES, *EDITS, *VIDEOS))
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

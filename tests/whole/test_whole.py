@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
-from tests.whole.mutants import FROM_SEED, MUTANTS, WEATHER
+from tests.whole.mutants import FROM_SEED, MUTANTS, RARE, WEATHER
 from tests.whole.storm import CHANGED, Storm, replay_command, storm
 
 NUM_EVENTS = 15_000
 CHANGED_EVENTS = 6_000
 MUTANT_EVENTS = 60_000  # within which each must be found, from its seed on; most are in the first run
+RARE_EVENTS = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,13 @@ def test_no_change_of_an_operator_does() -> None:
     assert done.counts["changes"] > 100 and done.counts["changes refused"] > 5, done.counts
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in RARE else ()) for name in MUTANTS]
+)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    done = storm(FROM_SEED.get(name, 0), num_events=MUTANT_EVENTS, change=WEATHER.get(name))
+    num_events = RARE_EVENTS if name in RARE else MUTANT_EVENTS
+    done = storm(FROM_SEED.get(name, 0), num_events=num_events, change=WEATHER.get(name))
     assert done.failed_seed is not None
     assert not done.failure.startswith("TypeError"), f"it was not planted well: {done.failure}"
     again = storm(done.failed_seed, num_events=1, change=WEATHER.get(name))
