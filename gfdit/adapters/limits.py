@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from gfdit.core.json_fields import one_line, shown
 from gfdit.core.tasks import Shape
 
@@ -75,6 +73,8 @@ def read_images(prompt: Any) -> None:
 
     Raises ``ValueError`` naming the field of one that is broken: decoders raise whatever comes of its bytes.
     """
+    from PIL import Image  # settings, which `gfdit serve` reads where nothing is installed, need the limits alone
+
     given = prompt.get("multi_modal_data") if isinstance(prompt, dict) else None
     for name, value in (given or {}).items():
         for image in value if isinstance(value, list) else [value]:

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any, get_args
 
-from gfdit.cli.serve import parse_pairs
+from gfdit.cli.pairs import parse_pairs
 from gfdit.cli.server_routes import CHANGE_TIMEOUT_S, add_server_options, ask_server, key_of
 from gfdit.core.json_fields import parse_json
 from gfdit.core.policy.admission import AdmissionMode

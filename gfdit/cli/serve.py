@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from gfdit.cli.pairs import parse_pairs
 from gfdit.core.components import Component
 from gfdit.core.control.residency import Residency
 from gfdit.core.cost.file import CostTable
@@ -240,15 +241,4 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
             parsed[name] = msgspec.convert(value, types[name], strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(f"--set {name}={value}: {str(error).replace('`', '')}") from error
-    return parsed
-
-
-def parse_pairs(option: str, items: list[str]) -> dict[str, str]:
-    """KEY=VALUE items as a dictionary. Raises ValueError for one that is not of that form."""
-    parsed = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not (key and equals):
-            raise ValueError(f"{option} takes KEY=VALUE, got {item!r}")
-        parsed[key] = value
     return parsed

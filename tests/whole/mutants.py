@@ -590,7 +590,12 @@ def a_load_that_ends_its_process_is_tried_for_ever(patch: pytest.MonkeyPatch) ->
 
 @mutant_in(workflows=True, load_error=0.9)
 def a_component_that_fails_ends_the_requests_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClusterState, "needing", lambda self, name: list(self.requests.values()))
+    def end_all(self: ControlPlane, component: str) -> None:
+        if reason := self._residency.why_not(component, self._now_s):
+            for record in [one for one in self.state.requests.values() if one.ending is None]:
+                self._end(record, cmd.FailRequest(record.request.id, reason, 503))
+
+    patch.setattr(ControlPlane, "_end_without", end_all)
 
 
 @mutant_in(workflows=True)

@@ -57,7 +57,7 @@ def test_a_run_is_the_same_in_another_process(done: Storm) -> None:
     again = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True
     )
-    assert again.stdout.strip() == str(done.digests[:16]), again.stderr
+    assert again.stdout.splitlines()[-1:] == [str(done.digests[:16])], again.stderr  # vLLM has said something
 
 
 def test_the_command_that_replays_a_seed_works() -> None:
