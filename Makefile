@@ -13,6 +13,9 @@ SOAK_REQUESTS ?= 400
 CACHED_REQUESTS ?= 200
 FUZZ_INPUTS ?= 1000000
 
+# Tests start hundreds of processes: each would compile gfdit anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test thorough families models soak soak-caches soak-comm soak-kernels storm fuzz endurance fleet report report-default kernels dist lint format types clean
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from gfdit.omni.plugin import find_accelerator
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -30,6 +33,12 @@ LONG_FILES = (
     "tests/whole/test_whole.py",
 )
 
+# Whose tests run on vLLM-Omni's CPU platform, which gfdit takes where there is no accelerator.
+ON_CPU_FOLDERS = ("tests/elastic", "tests/adapters", "tests/adapters/components")
+
+# What is imported stays: to look through it for garbage again and again takes a fifth of the time of the imports.
+gc.set_threshold(100_000, 20, 100)
+
 # On a busy machine an example may take any time.
 settings.register_profile("no bets on speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no bets on speed")
@@ -45,6 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = (*SHARING_FOLDERS, *OWN_SERVERS, *LONG_FILES)
     order = {scope: index for index, scope in enumerate(first)}
     items.sort(key=lambda item: order.get(_scope(item.nodeid), len(first)))
+    on_cpu = pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")
+    for item in items:
+        if str(PurePosixPath(item.nodeid.partition("::")[0]).parent) in ON_CPU_FOLDERS:
+            item.add_marker(on_cpu)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

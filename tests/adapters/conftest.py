@@ -11,16 +11,9 @@ import pytest
 
 from gfdit.adapters.testing import AdapterKit, ForkServer
 from gfdit.adapters.tiny_models import TinyModelSpec, build
-from gfdit.omni.plugin import find_accelerator
 from tests.support.waiting import HANG_S
 
 Kits = Callable[..., AdapterKit]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(item.fspath).parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"))
 
 
 @pytest.fixture(scope="session")

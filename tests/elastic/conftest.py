@@ -10,17 +10,11 @@ import psutil
 import pytest
 
 from gfdit.cli.main import main
-from gfdit.omni.plugin import find_accelerator, prepare_cpu_process
+from gfdit.omni.plugin import prepare_cpu_process
 from tests.elastic.shapes import ALL, TILED, TRAFFIC
 from tests.support.images import Engine, ImageRequest, stock_images
 from tests.support.leftovers import Leftovers
 from tests.support.waiting import HANG_S
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(item.fspath).parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"))
 
 
 @pytest.fixture(scope="session")

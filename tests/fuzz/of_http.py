@@ -75,7 +75,6 @@ def _app() -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm_omni.entrypoints.openai import api_server
 
-    logging.disable(logging.CRITICAL)
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "none", "--middleware", FRONT])
     app = build_app(args, ("generate",))
     for path, methods in (("/v1/chat/completions", {"POST"}), ("/v1/models", {"GET"}), ("/health", {"GET"})):
@@ -105,7 +104,12 @@ class _Client:
         content_type = [(b"content-type", request.content_type.encode("latin-1"))]
         headers = httpx.Headers(content_type if request.content_type else [])
         send = self._client.request(request.method, request.path, content=request.body, headers=headers)
-        return self._loop.run_until_complete(send)
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # for as long as it serves: other tests read the log
+        try:
+            return self._loop.run_until_complete(send)
+        finally:
+            logging.disable(before)
 
     def still_served(self) -> None:
         self._num_sent += 1

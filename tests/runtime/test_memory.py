@@ -16,9 +16,14 @@ LIMIT_BYTES = 3 * LATENTS_BYTES  # room for one request and its next step, not f
 def test_requests_wait_for_room_and_ranks_hold_no_more_than_they_may() -> None:
     runtime = Runtime(policy="fcfs", max_artifact_bytes=LIMIT_BYTES)
     runtime.wait_ready()
-    names = [f"r{number}" for number in range(6)]
-    for name in names:
-        runtime.submit(name, "", payload="0.02", num_steps=6)
+    names: list[str] = []
+
+    def submit() -> None:
+        names.append(f"r{len(names)}")
+        runtime.submit(names[-1], "", payload="0.02", num_steps=6)
+
+    for _ in range(6):
+        submit()
     started: list[str] = []
     ended: list[str] = []
     shown: list[list[int]] = []
@@ -30,6 +35,8 @@ def test_requests_wait_for_room_and_ranks_hold_no_more_than_they_may() -> None:
                     assert len(started) - len(ended) == 1, "a second one has no room"
                 case cmd.CompleteRequest(request_id):
                     ended.append(request_id)
+                    if not any(map(any, shown)):
+                        submit()  # until a snapshot was taken while there was something to show
                 case Snapshot():
                     shown.append([rank.artifact_bytes for rank in message.ranks])
     assert started == ended == names

@@ -24,7 +24,7 @@ def write(directory: Path, spec: TinyModelSpec) -> None:
     torch.manual_seed(spec.seed)
     text_encoder(num_tokens).save_pretrained(directory / "text_encoder")
     torch.manual_seed(spec.seed + 1)
-    AutoencoderKLQwenImage(base_dim=16, z_dim=LATENT_CHANNELS).save_pretrained(directory / "vae")
+    AutoencoderKLQwenImage(base_dim=4, z_dim=LATENT_CHANNELS, num_res_blocks=1).save_pretrained(directory / "vae")
     torch.manual_seed(spec.seed + 2)
     transformer(spec).save_pretrained(directory / "transformer")
     scheduler().save_pretrained(directory / "scheduler")

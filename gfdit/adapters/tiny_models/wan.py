@@ -99,7 +99,7 @@ def _write(
 def _vae() -> AutoencoderKLWan:
     """8 x 8 pixels and four frames a latent."""
     return AutoencoderKLWan(
-        base_dim=16,
+        base_dim=4,
         z_dim=LATENT_CHANNELS,
         dim_mult=[1, 2, 4, 4],
         num_res_blocks=1,
@@ -110,8 +110,8 @@ def _vae() -> AutoencoderKLWan:
 def _vae_5b() -> AutoencoderKLWan:
     """16 x 16 pixels and four frames a latent."""
     return AutoencoderKLWan(
-        base_dim=16,
-        decoder_base_dim=16,
+        base_dim=4,
+        decoder_base_dim=4,
         z_dim=LATENT_CHANNELS_5B,
         dim_mult=[1, 2, 4, 4],
         num_res_blocks=1,

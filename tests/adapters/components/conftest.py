@@ -12,7 +12,6 @@ import pytest
 from gfdit.adapters.testing import ForkServer
 from gfdit.adapters.testing.component_ranks import ComponentRanks
 from gfdit.adapters.testing.processes import Child
-from gfdit.omni.plugin import find_accelerator
 from tests.support.waiting import HANG_S
 
 #: Layers of the base models and of what goes with them: residuals are spread unevenly over the blocks.
@@ -30,12 +29,6 @@ LAYERS = {
     "qwen-image-controlnet": 2,
     "qwen-image-lora": 3,
 }
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(item.fspath).parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform"))
 
 
 @pytest.fixture(scope="session")
