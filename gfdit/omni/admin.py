@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from vllm.logger import init_logger
 
 from gfdit.core.cost.file import CostTable
 from gfdit.core.json_fields import check_plain, one_line, shown
@@ -23,7 +23,7 @@ from gfdit.core.policy.loading import known_policies
 from gfdit.observe.metrics import ServerMetrics
 from gfdit.omni.settings import Settings
 
-logger = init_logger(__name__)
+logger = logging.getLogger(__name__)
 
 LIMITS = (
     "max_steps",

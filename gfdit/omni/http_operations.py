@@ -20,7 +20,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from gfdit.observe.metrics import SHOWN, ServerMetrics
 from gfdit.omni.admin import RUNNING
@@ -90,6 +89,9 @@ async def change(request: Request) -> JSONResponse:
 
 
 def asks_for_key(app: Any) -> bool:
+    # Only in a server, which has vLLM: the routes themselves need nothing of it.
+    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
     return any(one.cls is AuthenticationMiddleware for one in app.user_middleware)
 
 

@@ -40,6 +40,7 @@ def on_all(kit: AdapterKit, fn: Callable, *args: object) -> list:
     return [rank.call("apply", fn, args, timeout_s=3600.0) for rank in kit._ranks]
 
 
+@pytest.mark.thorough
 def test_one_graph_for_each_degree(kits: Kits) -> None:
     kit = kits("qwen-image", num_ranks=2)
     request = ODD["qwen-image"]

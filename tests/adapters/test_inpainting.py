@@ -109,7 +109,11 @@ def paints(request: KitRequest, like: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen-image", "flux", "sd3", pytest.param("qwen-image-edit", marks=pytest.mark.thorough)]
+    "family",
+    [
+        "qwen-image",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("flux", "sd3", "qwen-image-edit")),
+    ],
 )
 def test_an_edit_is_that_of_diffusers(
     family: str, kits: Kits, fork_server: ForkServer, tiny_model: Callable[..., Path]

@@ -21,10 +21,8 @@ STOCK: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["flux", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("z-image", "wan-dmd", "helios"))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["flux", "z-image", "wan-dmd", "helios"])
 def test_it_is_found_again(family: str, fork_server: ForkServer, tmp_path: Path) -> None:
     pipeline, verdicts = prove(family, fork_server, tmp_path)
     assert verdicts == proven.load().pipelines[pipeline]

@@ -42,7 +42,7 @@ def to_fp8(source: Path, target: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
 
 
-@pytest.fixture(scope="module", params=["online", "checkpoint"])
+@pytest.fixture(scope="module", params=["online", pytest.param("checkpoint", marks=pytest.mark.thorough)])
 def kit(
     request: pytest.FixtureRequest,
     kits: Kits,

@@ -73,7 +73,8 @@ def compute_blocks(executor: Any, num_blocks: int | None) -> None:
     executor.adapter.templates.num_full_blocks = num_blocks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["qwen-image", "flux", "sd3", "qwen-image-edit"])
 def test_leading_blocks_may_compute_all_tokens(family: str, kits: Kits, tmp_path: Path) -> None:
     """If all blocks do, it is the full picture, but for the order in which attention adds up."""
     kit, request = kits(family, num_ranks=2), asked(family)

@@ -50,6 +50,7 @@ def test_a_table_is_measured_and_then_chosen_by(tmp_path: Path, capsys: pytest.C
     )
 
 
+@pytest.mark.thorough
 def test_every_way_of_heads_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     argv = ["--heap", "interpreted", "--sizes", "3K", "--operations", "scatter_heads", "gather_heads"]

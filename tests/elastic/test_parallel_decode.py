@@ -26,14 +26,14 @@ def images() -> Any:
         DistributedAutoencoderKLQwenImage,
     )
 
-    return rectangles(DistributedAutoencoderKLQwenImage(base_dim=8, z_dim=4, dim_mult=[1, 1, 1, 2]))
+    return rectangles(DistributedAutoencoderKLQwenImage(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 2]))
 
 
 def videos() -> Any:
     """Wan: the same with frames."""
     from vllm_omni.diffusion.distributed.autoencoders.autoencoder_kl_wan import DistributedAutoencoderKLWan
 
-    return rectangles(DistributedAutoencoderKLWan(base_dim=8, z_dim=4, dim_mult=[1, 1, 1, 2]))
+    return rectangles(DistributedAutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 2]))
 
 
 def squares() -> Any:

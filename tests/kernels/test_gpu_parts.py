@@ -154,6 +154,7 @@ print([kernel.cache_key for kernel in (*kernels, recv.recv)][-1])
 """
 
 
+@pytest.mark.thorough
 def test_kernels_have_the_same_names_in_the_cache_of_every_process() -> None:
     """Else what one process compiled another one compiles again."""
 

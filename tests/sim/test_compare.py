@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import builtins
 import csv
+import io
 import json
 import math
 import os
 import re
 import shlex
 import statistics
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -335,20 +338,20 @@ class Loops:
 """
 
 
-def test_a_policy_that_does_not_answer_is_told_of(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_does_not_answer_is_told_of(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on once that has been said."""
     monkeypatch.setattr(compare, "HANG_S", 0.05)
-    said: list[str] = []
+    heard = io.StringIO()  # a thread writes to it: what is captured may be taken away while that does
+    monkeypatch.setattr(sys, "stderr", heard)
 
     def wait_until_told() -> None:
-        while not said:
-            said.extend(capsys.readouterr().err.splitlines())
+        while not heard.getvalue().endswith("\n"):
+            time.sleep(0.01)
 
     monkeypatch.setattr(builtins, "WAIT", wait_until_told, raising=False)
     Path("loops.py").write_text(LOOPS)
     sim("--policy", "loops.py:Loops")
+    said = heard.getvalue().splitlines()
     assert said[0].startswith(
         "policy 'loops.py:Loops' has not answered for 0.05 s, at 0.000 s of the trace; it is at"
     )

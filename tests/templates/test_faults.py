@@ -58,12 +58,13 @@ def _short_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "write", lambda fd, data: write(fd, data[: 1 + len(data) // 2]))
 
 
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("work", WORK)
-def test_killed_at_every_call(stores: Stores, work: str) -> None:
+def test_killed_at_every_call(stores: Stores, work: str, stride: int) -> None:
     """Whatever the killed one leaves is right or not there, takes no more than it may, and is in nobody's way."""
     number, status = 0, -1
     while status != 0:
-        number += 1
+        number += stride if number > 6 else 1
         before = _prepared(stores)
 
         def child(number: int = number) -> None:
@@ -271,7 +272,7 @@ def test_any_byte_may_be_wrong(stores: Stores, at: int, change: int) -> None:
 HOST_UNITS, DISK_UNITS = 3 * HEADS, 6 * HEADS
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_processes_that_write_evict_and_read(stores: Stores, seed: int) -> None:
     """Each sees right values or none, and bytes within bounds, while others are killed anywhere."""
     children = [_storm(stores, random.Random(10 * seed + child), None) for child in range(2)]
