@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gfdit.observe.logs import RateLimit
 from gfdit.omni.plugin import find_accelerator
 
 if TYPE_CHECKING:
@@ -62,6 +64,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gfdit logs is heard, also where an earlier test has put its logger under vLLM's and limited it."""
+    ours = logging.getLogger("gfdit")
+    monkeypatch.setattr(ours, "parent", logging.getLogger())
+    monkeypatch.setattr(ours, "propagate", True)
+    for handler in logging.getLogger().handlers:
+        monkeypatch.setattr(handler, "filters", [one for one in handler.filters if not isinstance(one, RateLimit)])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -53,7 +53,7 @@ def into_place(comm: GroupFreeComm, path: Path, program: Any, *args: Any) -> Any
 def test_straight_into_place() -> None:
     even = (2, (6,) * 3, (1,) * 3, (2, 1, 1), 16, torch.bfloat16)
     with open_world(3, slot_bytes=512, place_bytes=1 << 16) as world:
-        several = [even, *UNEVEN]
+        several = [even, UNEVEN[0]]
         world.start_all(into_place, Path.DIRECT_PUSH, cases, (2, 0, 1), several, heap_class=InterpretedHeap)
         assert world.results() == [None] * 3
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from gfdit.observe import writers
@@ -13,9 +11,3 @@ from gfdit.observe import writers
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers, "OPEN_TIMEOUT_S", 300.0)
     monkeypatch.setattr(writers, "CLOSE_TIMEOUT_S", 300.0)
-
-
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is logged is heard here, also where another test has put gfdit's logger under vLLM's."""
-    monkeypatch.setattr(logging.getLogger("gfdit"), "propagate", True)

@@ -55,8 +55,8 @@ class Page:
         return answer["result"]["result"].get("value")
 
     def text(self, element: str) -> str:
-        """What is read in the element of that id."""
-        return str(self.run(f"document.getElementById({element!r}).innerText"))
+        """What is read in the element of that id; nothing as long as there is none."""
+        return str(self.run(f"document.getElementById({element!r})?.innerText ?? ''"))
 
     def submit(self, form: str, **fields: str) -> None:
         """Fill in the fields, by id, and press the form's button."""
