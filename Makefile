@@ -49,9 +49,9 @@ $(STAMP): tools/setup.py pyproject.toml $(wildcard requirements/*.txt)
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# Two processes more than cores, four at most: many tests wait for servers to start, or for a limit to run out. Which tests
+# One process more than cores, four at most: many tests wait for servers to start, or for a limit to run out. Which tests
 # stay together, and what begins, is in tests/conftest.py.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 3); [ $$n -ge 2 ] && echo 4 || echo 3)
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -ge 3 ] && echo 4 || echo 3)
 
 test: lint types
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
