@@ -7,6 +7,7 @@ sizes over HTTP, and shows what gfdit gains and how the running requests shared 
 import argparse
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ def main() -> int:
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     timeline, recording = out / "timeline.json", out / "recording.jsonl"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: ended"))  # so that its server ends, too
     stock_command = ["vllm", "serve", "MODEL", "--omni", *STOCK_FLAGS]
     command = ["gfdit", "serve", "MODEL", "--ranks", str(NUM_RANKS), "--timeline", str(timeline)]
     command += ["--record", str(recording), "--", *VLLM_FLAGS]
