@@ -431,7 +431,8 @@ def measure(run: Run, base_url: str) -> None:
     if run.pictures:
         argv += ["--images", str(run.pictures)]
     watch = Watch()
-    gfdit(argv)
+    if gfdit(argv) != 0:
+        raise ServerError(f"{run.server}: no result of {run.workload}, seed {run.seed}")
     result = json.loads(part.read_text()) | {"others_share": watch.others_share()}
     part.write_text(json.dumps(result, indent=1) + "\n")
     part.rename(run.path)

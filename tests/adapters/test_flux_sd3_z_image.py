@@ -84,7 +84,9 @@ def kit_of(kits: Kits, tiny_model: Callable[..., Path]) -> KitOf:
     return get
 
 
-@pytest.mark.parametrize("family", REQUESTS)
+@pytest.mark.parametrize(
+    "family", ["flux", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("sd3", "z-image"))]
+)
 def test_one_request(kit_of: KitOf, family: str) -> None:
     """Guided, of an odd number of tokens, under layouts that change with every step."""
     kit = kit_of(family, num_ranks=2)

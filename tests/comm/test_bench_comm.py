@@ -32,6 +32,7 @@ def test_virtual_ranks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[:3]] == ["barrier", "barrier", "all_gather"]
 
 
+@pytest.mark.thorough
 def test_a_table_is_measured_and_then_chosen_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With interpreted kernels, whose times mean nothing: that they decide is what counts."""
     path = tmp_path / "table.json"

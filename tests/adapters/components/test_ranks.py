@@ -11,7 +11,7 @@ import pytest
 from gfdit.adapters.testing.component_ranks import ComponentRanks
 from gfdit.core.layouts import ParallelSpec
 from tests.adapters.components.generation import Asked, Generation, generate
-from tests.adapters.components.test_images import asked
+from tests.adapters.components.test_images import asked, thorough
 
 Source = Callable[..., str]
 Ranks = Callable[[int], ComponentRanks]
@@ -27,7 +27,7 @@ SIZES = [(128, 128), (80, 208), (144, 112)]
 NAMES = ["sd3 nets", "sd3 net lora@1", "flux guided net lora@1", "flux guided union", "qwen-image net"]
 
 
-@pytest.mark.parametrize("name", ["sd3 net lora@1", "flux guided net lora@1", "qwen-image net"])
+@pytest.mark.parametrize("name", ["sd3 net lora@1", *thorough(["flux guided net lora@1", "qwen-image net"])])
 def test_two_ranks(ranks: Ranks, source: Source, name: str) -> None:
     what = sized(asked(source, name), (80, 208))
     expected = ranks(2).call(generate, what)
