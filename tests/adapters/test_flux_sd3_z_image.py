@@ -18,6 +18,7 @@ from gfdit.adapters.testing import AdapterKit, ChildError, KitRequest, check_ada
 from gfdit.core import ParallelSpec
 from tests.adapters.conftest import Kits
 from tests.adapters.sabotage import count_padding_in_rings, forget_a_block
+from tests.support.thorough import thorough
 from tools.artifact_sizes import FLOAT32, Asked, Flux, Model, StableDiffusion3, ZImage
 
 # Largest difference of an element; images are of magnitude 1.
@@ -84,9 +85,7 @@ def kit_of(kits: Kits, tiny_model: Callable[..., Path]) -> KitOf:
     return get
 
 
-@pytest.mark.parametrize(
-    "family", ["flux", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("sd3", "z-image"))]
-)
+@pytest.mark.parametrize("family", ["flux", *thorough(("sd3", "z-image"))])
 def test_one_request(kit_of: KitOf, family: str) -> None:
     """Guided, of an odd number of tokens, under layouts that change with every step."""
     kit = kit_of(family, num_ranks=2)

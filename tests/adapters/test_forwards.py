@@ -20,6 +20,7 @@ from gfdit.omni.plugin import find_accelerator
 from tests.families.image_requests import REQUESTS as ONE
 from tests.families.other_requests import OD_CONFIG
 from tests.families.other_requests import REQUESTS as TWO
+from tests.support.thorough import thorough
 from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.skipif(find_accelerator() is not None, reason="runs on the CPU platform")]
@@ -109,7 +110,7 @@ def tensors_in_cycles(executor: Any) -> int:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen-image", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("flux", "sd3", "z-image"))],
+    ["qwen-image", *thorough(("flux", "sd3", "z-image"))],
 )
 def test_steps_of_several_requests_are_one_call(
     family: str, fork_server: ForkServer, tiny_model: Callable[..., Path]

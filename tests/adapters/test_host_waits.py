@@ -18,6 +18,7 @@ from gfdit.adapters.testing import KitRequest
 from gfdit.adapters.testing.host_waits import DEVICE, HostWaits
 from tests.adapters.conftest import Kits
 from tests.adapters.sabotage import wait_for_the_device
+from tests.support.thorough import thorough
 
 PICTURE = Image.new("RGB", (64, 64), (90, 30, 200))
 PLAIN = KitRequest(64, 64, steps=4, max_sequence_length=32)
@@ -37,15 +38,10 @@ REQUESTS = {
     "wan2.2-t2v-a14b": VIDEO,
     "wan2.2-i2v": VIDEO.but(images=(PICTURE,)),
 }
+QUICK = ("qwen-image", "wan2.2-ti2v")
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name in ("qwen-image", "wan2.2-ti2v") else pytest.mark.thorough)
-        for name in REQUESTS
-    ],
-)
+@pytest.mark.parametrize("family", [*QUICK, *thorough(name for name in REQUESTS if name not in QUICK)])
 def test_a_step_waits_for_nothing(kits: Kits, family: str) -> None:
     kit, request = kits(family, num_ranks=2), REQUESTS[family]
     assert kit.host_waits(request, "sp1@0") == []

@@ -16,6 +16,7 @@ from gfdit.adapters.testing import ChildError, ForkServer, KitRequest
 from tests.adapters.components.generation import align
 from tests.adapters.conftest import Kits
 from tests.families.image_requests import left_half, picture
+from tests.support.thorough import thorough
 
 PIPELINES = {
     "flux": "FluxInpaintPipeline",
@@ -112,7 +113,7 @@ def paints(request: KitRequest, like: np.ndarray) -> tuple[np.ndarray, np.ndarra
     "family",
     [
         "qwen-image",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("flux", "sd3", "qwen-image-edit")),
+        *thorough(("flux", "sd3", "qwen-image-edit")),
     ],
 )
 def test_an_edit_is_that_of_diffusers(

@@ -15,8 +15,9 @@ from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given
 from tests.adapters.test_masked_tokens import asked, own
 from tests.adapters.test_templates import edit, record, use_store
 from tests.families.image_requests import left_half, picture
+from tests.support.thorough import thorough
 
-FAMILIES = ["flux", *(pytest.param(family, marks=pytest.mark.thorough) for family in ("qwen-image", "sd3"))]
+FAMILIES = ["flux", *thorough(("qwen-image", "sd3"))]
 
 
 def blobs(side: int, *, zoom: float) -> Image.Image:

@@ -10,9 +10,9 @@ from PIL import Image
 from gfdit.adapters.testing import KitRequest
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
+from tests.support.thorough import thorough
 
-THOROUGH = [pytest.param(family, marks=pytest.mark.thorough) for family in ("flux", "sd3", "qwen-image-edit")]
-FAMILIES = ["qwen-image", *THOROUGH]
+FAMILIES = ["qwen-image", *thorough(("flux", "sd3", "qwen-image-edit"))]
 
 
 def own(request: KitRequest, **options: int) -> KitRequest:

@@ -8,6 +8,7 @@ from gfdit.adapters.testing import KitRequest
 from tests.adapters import traced_graphs
 from tests.adapters.conftest import Kits
 from tests.adapters.test_compiled import on_all
+from tests.support.thorough import thorough
 
 REQUESTS = dict.fromkeys(
     ["qwen-image", "flux", "sd3", "z-image", "longcat-image"],
@@ -24,7 +25,7 @@ LAYOUTS = ("sp1@0", "sp2@0,1", "cfg2@1,0", "sp2@1,0")
     "family",
     [
         pytest.param("qwen-image"),
-        *(pytest.param(f, marks=pytest.mark.thorough) for f in REQUESTS if f != "qwen-image"),
+        *thorough(f for f in REQUESTS if f != "qwen-image"),
     ],
 )
 def test_replayed_steps_are_the_steps(kits: Kits, family: str) -> None:

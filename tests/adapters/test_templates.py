@@ -15,9 +15,9 @@ from gfdit.adapters.testing import AdapterKit, KitRequest
 from gfdit.templates import Reading, TemplateStore
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
+from tests.support.thorough import thorough
 
-THOROUGH = [pytest.param(family, marks=pytest.mark.thorough) for family in ("flux", "sd3", "qwen-image-edit")]
-FAMILIES = ["qwen-image", *THOROUGH]
+FAMILIES = ["qwen-image", *thorough(("flux", "sd3", "qwen-image-edit"))]
 
 FROM_TEMPLATE = FromTemplate._attend
 
@@ -74,7 +74,7 @@ def compute_blocks(executor: Any, num_blocks: int | None) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("family", ["qwen-image", "flux", "sd3", "qwen-image-edit"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_leading_blocks_may_compute_all_tokens(family: str, kits: Kits, tmp_path: Path) -> None:
     """If all blocks do, it is the full picture, but for the order in which attention adds up."""
     kit, request = kits(family, num_ranks=2), asked(family)

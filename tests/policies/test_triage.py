@@ -23,6 +23,7 @@ from gfdit.sim.options import SimulationOptions
 from gfdit.sim.simulator import SimulationRun, Simulator
 from gfdit.sim.sweep import Grid, run_sweep
 from gfdit.sim.trace import TraceRequest
+from tests.support.thorough import thorough
 
 TABLE = load_cost_table("qwen-image-h20")
 SIZES = (512, 1024, 1536)
@@ -144,7 +145,7 @@ def without_deadlines(seed: int, num_requests: int = 40) -> list[TraceRequest]:
     return trace
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", [0, *thorough((1, 2, 3))])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_each_objective_is_the_best_at_what_it_claims(seed: int, num_ranks: int) -> None:
     trace = without_deadlines(seed)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gfdit.templates import TemplateKey, TemplateStore, Tier, UnitKey
 from gfdit.templates import units as units_module
+from tests.support.thorough import thorough
 from tests.templates.helpers import (
     FILE_BYTES,
     HEADS,
@@ -272,7 +273,7 @@ def test_any_byte_may_be_wrong(stores: Stores, at: int, change: int) -> None:
 HOST_UNITS, DISK_UNITS = 3 * HEADS, 6 * HEADS
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *thorough((1, 2))])
 def test_processes_that_write_evict_and_read(stores: Stores, seed: int) -> None:
     """Each sees right values or none, and bytes within bounds, while others are killed anywhere."""
     children = [_storm(stores, random.Random(10 * seed + child), None) for child in range(2)]

@@ -26,6 +26,7 @@ from tests.adapters.components.generation import (
     one_block_late,
     reference,
 )
+from tests.support.thorough import thorough
 
 # Of an element of the latents. Their standard deviation is between 1 and 2.
 TOLERANCE = 1e-5
@@ -73,10 +74,6 @@ def asked(source: Source, name: str) -> Asked:
             case _:
                 raise ValueError(word)
     return made
-
-
-def thorough(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.thorough) for name in names]
 
 
 EXACT = ["flux nets", "qwen-image net"]

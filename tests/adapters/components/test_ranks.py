@@ -11,7 +11,8 @@ import pytest
 from gfdit.adapters.testing.component_ranks import ComponentRanks
 from gfdit.core.layouts import ParallelSpec
 from tests.adapters.components.generation import Asked, Generation, generate
-from tests.adapters.components.test_images import asked, thorough
+from tests.adapters.components.test_images import asked
+from tests.support.thorough import thorough
 
 Source = Callable[..., str]
 Ranks = Callable[[int], ComponentRanks]
