@@ -22,17 +22,25 @@ MEMORY = 100
 class ShadowQueue:
     """How long first come first served on single ranks would let requests wait, the work flowing like a fluid.
 
-    ``longest_s`` is the longest time from arrival to end since no request was alive; ``mean_rank_s`` what the last
-    requests, about a hundred of them, took on one rank each. ``arrivals`` are told of each request.
+    ``longest_s`` is the longest time from arrival to end since no request was alive. Of the last requests, about a
+    hundred, ``mean_rank_s`` is what they took on one rank each, and ``tight_share`` how many of them came with a
+    deadline that only several ranks can meet. ``arrivals`` are told of each request.
     """
 
     arrivals: ArrivalRates = field(default_factory=ArrivalRates)
     longest_s: float = 0.0
     mean_rank_s: float = 0.0
+    tight_share: float = 0.0
+    _tight_spare_s: float = 0.0
     _num_seen: int = 0
     _backlog_rank_s: float = 0.0
     _until_s: float = 0.0
     _alive: set[str] = field(default_factory=set)
+
+    @property
+    def tight_spare_s(self) -> float:
+        """How long those that need several ranks could wait when they came, on average."""
+        return self._tight_spare_s / self.tight_share if self.tight_share else math.inf
 
     def has_followed(self, requests: Mapping[str, object]) -> bool:
         """Whether nobody has come or gone since."""
@@ -55,9 +63,12 @@ class ShadowQueue:
             self._backlog_rank_s += prospect.left_rank_s[0]
             self._num_seen = min(self._num_seen + 1, MEMORY)
             self.mean_rank_s += (prospect.left_rank_s[0] - self.mean_rank_s) / self._num_seen
-            self.arrivals.note(
-                arrival_s, prospect.shortness, prospect.left_rank_s[0], prospect.deadline_s - arrival_s
-            )
+            allowed_s = prospect.deadline_s - arrival_s
+            is_tight = prospect.left_s[-1] < allowed_s < prospect.left_s[0]
+            spare_s = allowed_s - prospect.left_s[-1] if is_tight else 0.0
+            self.tight_share += (is_tight - self.tight_share) / self._num_seen
+            self._tight_spare_s += (spare_s - self._tight_spare_s) / self._num_seen
+            self.arrivals.note(arrival_s, prospect.shortness, prospect.left_rank_s[0], allowed_s)
             self._alive.add(name)
 
 

@@ -19,8 +19,9 @@ MAX_PRIORITY = 64
 class Prospect:
     """A live request and what it still needs behind the task that it runs, if it runs one.
 
-    ``specs`` are the useful degrees, narrowest first: each is faster than those before. Denoising all steps left
-    at one of them takes ``left_s`` seconds with everything that comes after, and ``left_rank_s`` rank-seconds.
+    ``specs`` are the useful degrees, narrowest first: each is faster than those before; ``degrees`` are the same
+    with the seconds of a step. Denoising the ``num_steps`` left at one of them takes ``left_s`` seconds with
+    everything that comes after, ``after_s`` of them, and ``left_rank_s`` rank-seconds.
     ``free_s`` is when the running task should end, minus infinity without one; it holds ``num_held`` ranks.
 
     The last fields change with time: whether the deadline is to be met, the narrowest of ``specs`` that does it
@@ -29,14 +30,18 @@ class Prospect:
 
     request: RequestView
     times: ServiceTimes
+    degrees: tuple[Degree, ...]
     specs: tuple[ParallelSpec, ...]
+    num_steps: int
+    after_s: float
     left_s: tuple[float, ...]
     left_rank_s: tuple[float, ...]
-    step_s: float  # of the next step at the narrowest degree
     weight: float
     deadline_s: float  # infinite without one
     free_s: float = -math.inf
     num_held: int = 0
+    step_s: float = field(init=False)  # at the narrowest degree
+    fastest_s: float = field(init=False)  # at the widest
     shortness: float = field(init=False)  # rank-seconds left at the narrowest degree, for each unit of weight
     arrival_s: float = field(init=False)
     kept: bool = field(init=False, default=False)
@@ -47,12 +52,17 @@ class Prospect:
     settled_until_s: float = field(init=False, default=-math.inf)  # until then ``settle`` would change nothing
 
     def __post_init__(self) -> None:
+        self.step_s, self.fastest_s = self.degrees[0][1], self.degrees[-1][1]
         self.shortness = self.left_rank_s[0] / self.weight
         self.arrival_s = self.request.arrival_s
 
     @property
     def spec(self) -> ParallelSpec:
         return self.specs[self.needed]
+
+    def within(self, limit_s: float) -> ParallelSpec:
+        """The narrowest degree at which a step takes no longer, or the fastest."""
+        return next((spec for spec, step_s in self.degrees if step_s <= limit_s), self.specs[-1])
 
     @property
     def latest_start_s(self) -> float:
@@ -170,10 +180,12 @@ class Prospects:
         return Prospect(
             request=request,
             times=times,
+            degrees=trajectory.degrees,
             specs=trajectory.specs,
+            num_steps=num_steps,
+            after_s=after_s,
             left_s=left_s,
             left_rank_s=left_rank_s,
-            step_s=trajectory.steps_s[0],
             weight=_weight(request.priority) if self._weights else 1.0,
             deadline_s=request.deadline_s if self._deadlines and request.deadline_s is not None else math.inf,
             free_s=free_s,
@@ -186,9 +198,8 @@ class _Trajectory:
 
     def __init__(self, times: ServiceTimes, degrees: tuple[Degree, ...]) -> None:
         self.times = times
+        self.degrees = degrees
         self.specs = tuple([spec for spec, _ in degrees])
-        self.steps_s = tuple([step_s for _, step_s in degrees])
-        self._steps_rank_s = tuple([spec.size * step_s for spec, step_s in degrees])
         self._left: dict[tuple[int, float], tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
     def left(self, num_steps: int, after_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -196,8 +207,8 @@ class _Trajectory:
         left = self._left.get(key := (num_steps, after_s))
         if left is None:
             left = self._left[key] = (
-                tuple([after_s + num_steps * step_s for step_s in self.steps_s]),
-                tuple([after_s + num_steps * step_rank_s for step_rank_s in self._steps_rank_s]),
+                tuple([after_s + num_steps * step_s for _, step_s in self.degrees]),
+                tuple([after_s + num_steps * spec.size * step_s for spec, step_s in self.degrees]),
             )
         return left
 

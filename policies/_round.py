@@ -3,14 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import groupby
 
+from gfdit.core import RequestView
+from gfdit.core.policy.estimates import ServiceTimes
 from gfdit.core.policy.ranks import RankCounts
-from gfdit.policies._allocation import ROUNDING_S, Degree
+from gfdit.policies._allocation import ROUNDING_S, Degree, Share, minimal_allocation
 from gfdit.policies._batches import join
-from gfdit.policies._jobs import Job
 from gfdit.policies._knapsack import pack
+from gfdit.policies._prospects import Prospect
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """The denoising of a request as a round sees it: it may start at ``start_s`` and must be over by ``due_s``.
+
+    ``due_s`` leaves time for what comes after denoising; it is infinite without a deadline. ``degrees`` are the
+    useful ones, narrowest first.
+    """
+
+    prospect: Prospect
+    start_s: float
+    request: RequestView = field(init=False)
+    degrees: tuple[Degree, ...] = field(init=False)
+    num_steps: int = field(init=False)
+    due_s: float = field(init=False)
+    latest_start_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        prospect = self.prospect
+        self.request, self.degrees, self.num_steps = prospect.request, prospect.degrees, prospect.num_steps
+        self.due_s = prospect.deadline_s - prospect.after_s
+        self.latest_start_s = self.due_s - self.num_steps * self.fastest_s + ROUNDING_S
+
+    @property
+    def times(self) -> ServiceTimes:
+        return self.prospect.times
+
+    @property
+    def fastest_s(self) -> float:
+        """Of one step."""
+        return self.prospect.fastest_s
+
+    @property
+    def is_late(self) -> bool:
+        """It misses its deadline even if nothing holds it up and it runs at its fastest."""
+        return self.start_s > self.latest_start_s
+
+    def allocation(self, *, mixed: bool) -> list[Share]:
+        return minimal_allocation(self.degrees, self.num_steps, self.due_s - self.start_s, mixed=mixed)
+
+    def survives(self, share: Share, round_end_s: float) -> bool:
+        """Whether it can still be in time after a round with ``share``.
+
+        The lower bound of section 4.2.2: as many steps of the share as fit the round, all others at the fastest.
+        """
+        (_, seconds), count = share
+        num_done = min(count, int((round_end_s - self.start_s) / seconds + ROUNDING_S))
+        return round_end_s <= self.latest_start_s + num_done * self.fastest_s
+
+    def may_take(self, step_s: float) -> bool:
+        """Whether it keeps its deadline at a pace of ``step_s`` a step, or has lost it anyway."""
+        return self.is_late or self.start_s + self.num_steps * step_s <= self.due_s + ROUNDING_S
+
 
 Plan = dict[str, tuple[Job, Degree]]
 """What runs in a round, and how, by request."""

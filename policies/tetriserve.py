@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, SchedulerView, TaskKind, TaskView
 from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._allocation import ROUNDING_S
-from gfdit.policies._jobs import Jobs
-from gfdit.policies._round import Plan, fill, rescue, scale_up, share_steps
+from gfdit.policies._prospects import Prospects
+from gfdit.policies._round import Job, Plan, fill, rescue, scale_up, share_steps
 from gfdit.policies._wide import fastest
 
 
@@ -61,7 +61,7 @@ class TetriServe:
     _slowest_s: float = field(default=0.0, init=False, repr=False)  # step of any request so far, at its fastest
     _wake_at_s: float = field(default=-math.inf, init=False, repr=False)
     _rank_ids: list[int] = field(default_factory=list, init=False, repr=False)
-    _jobs: Jobs = field(default_factory=Jobs, init=False, repr=False)
+    _prospects: Prospects = field(default_factory=Prospects, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.steps_per_round < 1:
@@ -126,10 +126,8 @@ class TetriServe:
         return FreeRanks([rank for rank in free if rank.id not in planned])
 
     def _start_round(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> None:
-        self._jobs.refresh(view)
         starts_s = self._running_until_s(view) | dict.fromkeys(steps, view.now_s)
-        made = [self._jobs.of(view.requests[name], start_s, view) for name, start_s in starts_s.items()]
-        if not (jobs := [job for job in made if job]):
+        if not (jobs := self._jobs(starts_s, view)):
             return
         self._late = {job.request.id for job in jobs if job.is_late}
         slowest_s = max([job.fastest_s for job in jobs])
@@ -160,10 +158,9 @@ class TetriServe:
         names.sort(key=lambda name: self._turn(view.requests[name]))
         left = RankCounts(idle)
         plan: Plan = {}
-        made = (self._jobs.of(view.requests[name], view.now_s, view) for name in names)
         fill(
             plan,
-            (job for job in made if job),
+            self._jobs(dict.fromkeys(names, view.now_s), view),
             left,
             mixed=self.mixed_degrees,
             widest_first=self.widest_first,
@@ -171,6 +168,12 @@ class TetriServe:
         if self.elastic_scale_up:
             scale_up(plan, left, self._round_end_s)
         self._place(plan, idle, {})
+
+    def _jobs(self, starts_s: Mapping[str, float], view: SchedulerView) -> list[Job]:
+        """Without those of which no step is left that does not run, and those that no ranks can run."""
+        prospects = self._prospects.of(view)
+        known = [(prospects[name], start_s) for name, start_s in starts_s.items() if name in prospects]
+        return [Job(prospect, start_s) for prospect, start_s in known if prospect.num_steps > 0]
 
     def _turn(self, request: RequestView) -> tuple[bool, int, float, float]:
         """Deadlines that can be met first, then the more urgent priority, then the earlier deadline or arrival."""
@@ -207,7 +210,8 @@ class TetriServe:
         dispatches = []
         for layout, tasks in batches.items():
             if free.claim(layout):
-                known = self._jobs.estimates.of(view.requests[tasks[0].request_id], view).batch_s
+                prospect = self._prospects.of_one(view.requests[tasks[0].request_id], view)
+                known = prospect.times.batch_s if prospect is not None else ()
                 size = max([1, *(size for size in known if size <= len(tasks))])
                 dispatches.append(Dispatch(tuple([task.id for task in tasks[:size]]), layout))
         return dispatches

@@ -29,6 +29,15 @@ Full batches would leave some ranks with one request and others with many, who w
 MAX_RESERVED = 0.7
 """Of the ranks, how much is kept free at most for requests yet to come: no burst is known to last."""
 
+TIGHT_SHARE = 0.1
+"""How many of the requests must need several ranks from the beginning for late work to make way for all others."""
+
+SPARED = 0.1
+"""Where that is so, of the time that anybody in time could wait, how much a late step may take."""
+
+SHORT = 0.35
+"""And of what those who need several ranks can wait on average when they come."""
+
 ADMITTED = 0.8
 """Of the ranks, how much behind ``--admission`` goes to deadlines: about what they keep of what they start."""
 
@@ -62,7 +71,8 @@ class Triage:
        earlier deadline can spare the rank-seconds of its step; then the kept as they are due. Of the time until a
        deadline only the share ``lending`` is lent in this way: what is done early makes room for others. Who is
        late does not start a step that takes longer than a kept request can spare which needs several ranks: it
-       would find them busy one after the other.
+       would find them busy one after the other. Where many come that need several ranks, late steps are kept
+       shorter, for those who are there and those yet to come: by more ranks than they need, or they wait.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
        there a rank-second does most. Ranks that nobody wants go where they save most time each.
     5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
@@ -167,9 +177,13 @@ class Triage:
         if is_contended and self.giving_up:
             give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
         overdue = self._overdue(prospects.values(), view.now_s)
+        late: set[str] = set()  # those who run only while nobody else is hurt
+        late_step_s = math.inf
         if self.withholding:
-            ready = self._not_in_the_way(ready, prospects.values(), overdue, view.now_s)
-        left = RankCounts(free)
+            late = {one.request.id for one in ready if one.is_late(view.now_s) and one not in overdue}
+            if late:
+                ready, late_step_s = self._not_in_the_way(ready, late, prospects.values(), view.now_s)
+        left, num_withheld = RankCounts(free), 0
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
         in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
@@ -177,6 +191,11 @@ class Triage:
             task = tasks[prospect.request.id]
             most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
+            if task.kind is TaskKind.DENOISE and prospect.request.id in late:
+                spec = prospect.within(late_step_s)
+                if spec.size > most:
+                    num_withheld += 1
+                    continue
             if spec.size > most:
                 if self.waiting and (
                     prospect in overdue or _is_worth_waiting(prospect, task, spec.size - most, view)
@@ -193,9 +212,14 @@ class Triage:
                     guests = self._guests(starts, in_turn, prospects, tasks, view) if self.batching else {}
                     break
         else:
-            if left and len(starts) == len(ready):
+            if left and len(starts) + num_withheld == len(ready):
                 starts += _further(tasks, prospects, left, view)
-            if self.widening and self.objective != "throughput" and left and len(starts) >= len(ready):
+            if (
+                self.widening
+                and self.objective != "throughput"
+                and left
+                and len(starts) + num_withheld >= len(ready)
+            ):
                 starts = _widened(starts, left, view)
         dispatches = []
         for start in starts:
@@ -267,13 +291,16 @@ class Triage:
         yield from waiting
 
     def _not_in_the_way(
-        self, ready: list[Prospect], prospects: Collection[Prospect], overdue: Collection[Prospect], now_s: float
-    ) -> list[Prospect]:
-        """Without those late whose step is longer than a kept request that needs several ranks can spare."""
-        spare_s = min([one.spare_s(now_s) for one in prospects if one.kept and one.needed], default=math.inf)
-        if spare_s == math.inf:
-            return ready
-        return [one for one in ready if one.step_s <= spare_s or one in overdue or not one.is_late(now_s)]
+        self, ready: list[Prospect], late: Collection[str], prospects: Collection[Prospect], now_s: float
+    ) -> tuple[list[Prospect], float]:
+        """``ready`` without those ``late`` who must wait, and how long a step of the other late ones may take."""
+        if self._queue.tight_share < TIGHT_SHARE:
+            limit_s = min([one.spare_s(now_s) for one in prospects if one.kept and one.needed], default=math.inf)
+            return [one for one in ready if one.request.id not in late or one.step_s <= limit_s], math.inf
+        spares_s = [one.spare_s(now_s) for one in prospects if one.deadline_s < math.inf]
+        limit_s = SPARED * min([spare_s for spare_s in spares_s if spare_s >= 0], default=math.inf)
+        ready = [one for one in ready if one.request.id not in late or one.fastest_s <= limit_s]
+        return ready, min(limit_s, SHORT * self._queue.tight_spare_s)
 
     def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> list[Prospect]:
         """Who has waited for too long, the oldest first; nobody of them needs a wide degree any more."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gfdit.core.json_fields import one_line, shown
@@ -88,7 +88,8 @@ def read_images(prompt: Any) -> None:
 def check_lora(lora: Any) -> None:
     """Raise ``ValueError`` for adapters in a folder that is not there; a name of the hub is looked for later."""
     path = getattr(lora, "lora_path", None) or ""
-    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
+    # ``Path.exists`` raises for a name that is too long.
+    if path.startswith(("/", ".", "~")) and not os.path.exists(os.path.expanduser(path)):
         raise ValueError(f"lora: there is nothing at {shown(path)}")
 
 

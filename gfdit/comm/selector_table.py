@@ -61,7 +61,10 @@ class SelectorTable:
                 entries.append(_from_json(fields))
             except (KeyError, ValueError) as error:
                 raise ValueError(f"{path}: entries[{number}]: {_reason(error)}") from error
-        return cls(str(content.get("hardware", "")), str(content.get("source", "")), tuple(entries))
+        for name in ("hardware", "source"):
+            if not _is_text(content.get(name, "")):
+                raise ValueError(f"{path}: {name} must be text, got {_shown(content[name])}")
+        return cls(content.get("hardware", ""), content.get("source", ""), tuple(entries))
 
 
 def _to_json(entry: TableEntry) -> dict[str, Any]:
@@ -97,6 +100,11 @@ def _from_json(fields: Any) -> TableEntry:
     choice = Choice(Path(fields["path"]), numbers["chunk_bytes"], numbers["programs"])
     operation = Operation[fields["operation"].upper()]
     return TableEntry(operation, numbers["ranks"], numbers["bytes"], choice, seconds)
+
+
+def _is_text(value: Any) -> bool:
+    """Halves of surrogate pairs, which JSON can escape, are none: side by side they would be one character."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _shown(value: Any) -> str:

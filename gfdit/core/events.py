@@ -101,6 +101,7 @@ class TaskFailed(_Event, frozen=True, gc=False):
     """One rank gave the dispatch up. ``caused_by_peer`` marks an error that only echoes a peer's failure.
 
     Its inputs are on that rank as they were before. ``out_of_memory``: the device had too little for it.
+    ``culprit``: another rank, which has an input and could not send it.
     """
 
     dispatch_id: int
@@ -109,6 +110,7 @@ class TaskFailed(_Event, frozen=True, gc=False):
     status_code: int = 500
     caused_by_peer: bool = False
     out_of_memory: bool = False
+    culprit: int | None = None
 
 
 class MemoryMeasured(_Event, frozen=True, gc=False):

@@ -36,11 +36,12 @@ _ALIGNMENT = 16
 class MigrationError(RuntimeError):
     """An artifact could not be brought here; edges are in step, since every rank took part to the end.
 
-    ``missing``: a rank that should have sent did not have it.
+    ``sender``: the rank that could not send its part. ``missing``: it did not have it.
     """
 
-    def __init__(self, message: str, *, missing: bool = False) -> None:
+    def __init__(self, message: str, sender: int, *, missing: bool = False) -> None:
         super().__init__(message)
+        self.sender = sender
         self.missing = missing
 
 
@@ -72,7 +73,7 @@ def migrate(
         try:
             own = _checked(export(), command.view, layout, comm.rank)
         except Exception as error:
-            failure = f"{command.artifact} cannot be sent: {type(error).__name__}: {error}"
+            failure = f"rank {comm.rank} cannot send {command.artifact}: {type(error).__name__}: {error}"
             missing = isinstance(error, (KeyError, _OtherPartError))
     staging = staging or Staging(comm.device)
     sender = _Sender(comm, command.view, layout, own, failure, missing, staging)
@@ -85,7 +86,7 @@ def migrate(
             receiver.receive(transfer)
     comm.synchronize()
     if failure:
-        raise MigrationError(failure, missing=missing)
+        raise MigrationError(failure, comm.rank, missing=missing)
     return receiver.arrived() if receiver is not None else None
 
 
@@ -200,7 +201,7 @@ class _Receiver:
     parts: ArtifactParts
     staging: Staging
     num_bytes: int = 0
-    _first: list[torch.Tensor] = field(default_factory=list)
+    _first: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by sender
 
     @classmethod
     def prepare(
@@ -239,7 +240,7 @@ class _Receiver:
         message = _Message.of(transfer, self.view)
         first = self.staging.empty((message.num_bytes,), torch.uint8)
         self.comm.broadcast(first, transfer.source, group)
-        self._first.append(first[: _STATUS.size + message.room_bytes])
+        self._first.append((transfer.source, first[: _STATUS.size + message.room_bytes]))
         if transfer.metadata:
             self._receive_metadata(message, transfer.source, group)
         for offset, piece in message.small:
@@ -257,14 +258,14 @@ class _Receiver:
 
     def arrived(self) -> Arrived:
         """Everything has come. Raises :class:`MigrationError` with the text of a sender that failed."""
-        for first in self._first:
+        for sender, first in self._first:
             status = _Status.of(first)
             if status.failed:
-                raise MigrationError(status.text.decode(errors="replace"), missing=status.failed == 2)
+                raise MigrationError(status.text.decode(errors="replace"), sender, missing=status.failed == 2)
         return Arrived(self.parts, self.num_bytes)
 
     def _receive_metadata(self, message: _Message, source: int, group: Group) -> None:
-        host = self._first[-1].cpu()
+        host = self._first[-1][1].cpu()
         self.comm.check()  # if nothing has arrived, nothing must read junk
         status = _Status.of(host)
         metadata = status.text

@@ -29,6 +29,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from gfdit.core.json_fields import MAX_DEPTH
 from gfdit.observe.logs import put_under_vllm
 from gfdit.observe.metrics import SHOWN
 from gfdit.omni.http_callers import carry_callers, note_caller
@@ -76,6 +77,7 @@ OF_OPERATORS = (
 
 STOPPING = retryable("the server is shutting down")
 DRAINING = retryable("the server is drained: it takes no new requests")
+TOO_DEEP = f"JSON must not be nested more than {MAX_DEPTH} deep"
 DOWN = retryable("the engine is down, the server's log says why")
 # What a request that was told to give up has to do so, and then a task that was cancelled.
 _GIVE_UP_S = 2.0
@@ -127,6 +129,10 @@ class HttpFront:
                 raise
             task.uncancel()
             await _refuse(send)
+        except RecursionError:  # vLLM-Omni parses JSON in the fields of forms, however deep
+            if exchange.started:
+                raise
+            await _answer(send, HTTPStatus.BAD_REQUEST, TOO_DEEP, ())
         finally:
             self._running.pop(task, None)
             if not self._running:
@@ -262,15 +268,16 @@ async def _refuse(send: Send, why: str = STOPPING) -> None:
 
 
 async def _answer(send: Send, status: HTTPStatus, error: str, headers: Iterable[Header]) -> None:
-    """An error in vLLM's format, and after how long to send the request again."""
+    """An error in vLLM's format, and after how long to send the request again if that is of any use."""
     words = {"message": error, "type": status.phrase, "param": None, "code": status.value}
     body = json.dumps({"error": words}).encode()
     found = re.search(r"retry after (\d+) s", error)
     own = {
         b"content-type": b"application/json",
         b"content-length": str(len(body)).encode(),
-        b"retry-after": str(max(1, int(found[1])) if found else 1).encode(),
     }
+    if status != HTTPStatus.BAD_REQUEST:
+        own[b"retry-after"] = str(max(1, int(found[1])) if found else 1).encode()
     kept = [(name, value) for name, value in headers if name.lower() not in own]
     await send({"type": "http.response.start", "status": status.value, "headers": [*own.items(), *kept]})
     await send({"type": "http.response.body", "body": body})

@@ -337,9 +337,9 @@ class TaskWork:
         command, rank = self._command, self._lane.rank
         known = isinstance(error, TaskError)
         text = str(error) if known else f"{_names(command)} failed on rank {rank}: {type(error).__name__}: {error}"
-        status_code = error.status_code if isinstance(error, TaskError) else 500
+        status_code, culprit = (error.status_code, error.culprit) if isinstance(error, TaskError) else (500, None)
         by_peer = isinstance(error, _CAUSED_BY_PEER)
-        return TaskFailed(command.dispatch_id, rank, text, status_code, by_peer, ran_out_of_memory(error))
+        return TaskFailed(command.dispatch_id, rank, text, status_code, by_peer, ran_out_of_memory(error), culprit)
 
 
 # What says nothing about the task itself: it may run again.

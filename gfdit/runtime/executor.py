@@ -97,11 +97,15 @@ class TaskExecutor(Protocol):
 
 
 class TaskError(Exception):
-    """A task failed because of its request; ``status_code`` is what the client gets."""
+    """A task failed because of its request; ``status_code`` is what the client gets.
 
-    def __init__(self, message: str, status_code: int = 500) -> None:
+    ``culprit``: the rank that is suspected if it is another one, which could not send what the task reads.
+    """
+
+    def __init__(self, message: str, status_code: int = 500, culprit: int | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+        self.culprit = culprit
 
 
 class PeerError(TaskError):

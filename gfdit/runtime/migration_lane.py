@@ -157,7 +157,7 @@ class MigrationLane:
                 num_bytes = arrived.num_bytes
         except MigrationError as failure:
             # What is not there was lost with an earlier copy.
-            error = PeerError(str(failure)) if failure.missing else TaskError(str(failure))
+            error = PeerError(str(failure)) if failure.missing else TaskError(str(failure), culprit=failure.sender)
         except PeerError as failure:
             error = failure
         except CommError as failure:

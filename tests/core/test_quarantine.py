@@ -38,6 +38,7 @@ class Server:
         self.plane = ControlPlane(policy, ranks, NominalCostModel())
         self.fails, self.probe, self.restarts = fails, probe, restarts
         self.out_of_memory = False  # is what they say that fail
+        self.cannot_send: frozenset[int] = frozenset()  # ranks whose parts do not come
         self.measure: Callable[[cmd.RunTask], ev.MemoryUse] | None = None
         self.specs: dict[str, list[ParallelSpec]] = {}  # of its steps, by request
         self.now_s = 0.0
@@ -70,6 +71,12 @@ class Server:
                     if task.kind is TaskKind.DENOISE:
                         self.specs.setdefault(task.request_id, []).append(layout.parallel)
                     self.ran_on.setdefault(task.request_id, set()).update(layout.ranks)
+                sources = {transfer.source for move in command.migrations for transfer in move.transfers}
+                if unable := sorted(sources & self.cannot_send):
+                    self.failed_on.update(task.request_id for task in tasks)
+                    for rank in layout.ranks:
+                        self.at(now_s, ev.TaskFailed(dispatch_id, rank, "cannot be sent", culprit=unable[0]))
+                    return
                 culprits = [rank for rank in layout.ranks if self.fails(command, rank)]
                 self.failed_on.update(task.request_id for task in tasks if culprits)
                 for rank in layout.ranks:
@@ -84,9 +91,10 @@ class Server:
                     else:
                         memory = None if self.measure is None else self.measure(command)
                         self.at(now_s + TASK_S, ev.TaskFinished(dispatch_id, rank, TASK_S, memory=memory))
-            case cmd.Migrate(number, _, _, ranks):
+            case cmd.Migrate(number, _, _, ranks, transfers):
+                sent = self.cannot_send.isdisjoint([transfer.source for transfer in transfers])
                 for rank in ranks:
-                    self.at(now_s, ev.MigrationFinished(number, rank))
+                    self.at(now_s, ev.MigrationFinished(number, rank, error="" if sent else "cannot be sent"))
             case cmd.ResetEdges(number, _, ranks):
                 for rank in ranks:
                     self.at(now_s, ev.EdgesReset(number, rank))
@@ -137,6 +145,16 @@ def test_a_request_that_fails_everywhere_is_to_blame_and_no_rank_is() -> None:
         else:
             assert isinstance(end, cmd.CompleteRequest)
     assert not server.restarted and server.plane.state.ranks.free_in_order == (0, 1, 2)
+
+
+def test_the_rank_that_cannot_send_is_to_blame_not_those_that_wait_for_it() -> None:
+    server = Server(Equipartition(), 4, lambda command, rank: False)
+    server.cannot_send = frozenset({0})
+    for index in range(30):
+        server.at(index * 0.4, ev.RequestArrived(*make_request(f"r{index}")))
+    server.run()
+    assert len(server.ends) == 30 and {type(end) for end in server.ends.values()} == {cmd.CompleteRequest}
+    assert server.failed_on and {command.rank for command in server.restarted} == {0}
 
 
 def test_an_error_of_the_client_ends_its_request_at_once() -> None:

@@ -35,6 +35,11 @@ _PLAIN: Mapping[type, st.SearchStrategy[Any]] = types.MappingProxyType(
         types.NoneType: st.none(),
     }
 )
+_PLAIN_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.one_of([*_PLAIN.values()]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=4,
+)
 
 
 def fields(
@@ -68,6 +73,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Of a type: structs, named tuples, dataclasses of msgspec, unions, containers."""
     if kind in _PLAIN:
         return _PLAIN[kind]
+    if kind is Any:
+        return _PLAIN_JSON
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return st.sampled_from(arguments)

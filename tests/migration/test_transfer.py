@@ -171,7 +171,7 @@ def fail_then_send(comm: GroupFreeComm) -> list[str]:
     for export in (unpickled, lambda: CODEC.pack(other), lambda: CODEC.pack({"x": fields["x"]})):
         mine = export if comm.rank == 0 else lambda: CODEC.pack(fields)
         if comm.rank < 2:
-            with pytest.raises(MigrationError, match="r/x cannot be sent") as failure:
+            with pytest.raises(MigrationError, match="rank 0 cannot send r/x") as failure:
                 migrate(lane, command, mine, CPU)
             said.append(str(failure.value)[:60])
         else:

@@ -38,10 +38,12 @@ def prospect(
     return Prospect(
         request,
         times,
+        ((ParallelSpec(1), left_s), (ParallelSpec(2), 0.6 * left_s)),
         request.candidates,
+        1,
+        0.0,
         (left_s, 0.6 * left_s),
         (left_s, 1.2 * left_s),
-        left_s,
         weight,
         deadline_s,
     )

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from gfdit.core import Decision, ParallelSpec, Policy, RankView, Request, SchedulerView, Shape, TaskKind
 from gfdit.core.cost.table import TableCostModel
+from gfdit.core.policy.estimates import ServiceTimes
 from gfdit.core.policy.ranks import RankCounts
 from gfdit.policies._allocation import Degree, minimal_allocation, useful_degrees
-from gfdit.policies._jobs import Job
 from gfdit.policies._knapsack import pack
-from gfdit.policies._round import Plan, fill, scale_up
+from gfdit.policies._prospects import Prospect
+from gfdit.policies._round import Job, Plan, fill, scale_up
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.rssp import Rssp
 from gfdit.policies.tetriserve import TetriServe
@@ -130,7 +131,11 @@ def test_rssp_takes_the_published_degrees() -> None:
 
 def job(num_steps: int, due_s: float) -> Job:
     request = Request("r", "m", Shape(512, 512), num_steps, 0.0)
-    return Job(request, num_steps, 0.0, due_s, DEGREES, None)  # type: ignore[arg-type]
+    specs = tuple([spec for spec, _ in DEGREES])
+    left_s = tuple([num_steps * step_s for _, step_s in DEGREES])
+    rank_s = tuple([num_steps * spec.size * step_s for spec, step_s in DEGREES])
+    times = ServiceTimes(dict(DEGREES), {}, {})
+    return Job(Prospect(request, times, DEGREES, specs, num_steps, 0.0, left_s, rank_s, 1.0, due_s), 0.0)  # type: ignore[arg-type]
 
 
 def test_only_what_lasts_for_the_round_is_widened() -> None:

@@ -194,11 +194,17 @@ def test_a_failed_task_fails_its_request(runtime: Runtime, payload: str, status_
     assert ended["good"].outcome == "completed", ended["good"].error
 
 
-def test_a_request_whose_artifact_cannot_be_sent_goes_on_where_it_is(runtime: Runtime) -> None:
-    runtime.submit("unsendable", "encode@0 prepare@1")
-    runtime.submit("good", "encode@1 prepare@2 sp2@1,2")  # leaves alone where the other one is
-    ended = runtime.until_ended("unsendable", "good")
-    assert {end.outcome for end in ended.values()} == {"completed"}
+def test_what_a_rank_cannot_send_is_made_again_elsewhere(runtime: Runtime) -> None:
+    runtime.submit("unsendable-0", "encode@0 prepare@1 sp2@1,2")
+    runtime.submit("good", "encode@1 prepare@2 sp2@1,2")
+    ended = runtime.until_ended("unsendable-0", "good")
+    assert {end.outcome for end in ended.values()} == {"completed"}, ended
+
+
+def test_a_request_that_no_rank_can_send_ends_with_the_error(runtime: Runtime) -> None:
+    runtime.submit("unsendable", "encode@0 prepare@1 sp2@1,2 sp2@0,1")
+    (end,) = runtime.until_ended("unsendable").values()
+    assert end.outcome == "failed" and "cannot send unsendable/" in end.error and "cannot pickle this" in end.error
 
 
 def test_cancel_ends_a_request_at_the_next_boundary(runtime: Runtime) -> None:

@@ -434,7 +434,7 @@ class ControlPlane:
             self._settle(record)
         if len(dispatch.culprits) == 1 and undecided and not (dispatch.doomed or dispatch.out_of_memory):
             (culprit,) = dispatch.culprits
-            self._suspect(culprit, undecided)
+            self._suspect(culprit, undecided, sending=culprit in dispatch.senders)
 
     def _retry_or_fail(self, record: RequestRecord, dispatch: DispatchRecord) -> None:
         error = dispatch.error or LOST_PART
@@ -886,7 +886,11 @@ class ControlPlane:
         if event.out_of_memory:
             dispatch.exhausted = True
         elif not event.caused_by_peer:
-            dispatch.culprits += (event.rank,)
+            culprit = event.rank if event.culprit is None else event.culprit
+            if culprit not in dispatch.culprits:
+                dispatch.culprits += (culprit,)
+            if event.culprit is not None:
+                dispatch.senders |= {culprit}
         self._withdraw_follower(dispatch)
         return self._close_if_done(dispatch)
 
@@ -939,6 +943,7 @@ class ControlPlane:
                 self.on_task_done(dispatch)
         else:
             self._forget_unconfirmed(dispatch)
+            self._forget_unsent(dispatch)
         failed = self._account(dispatch)
         # A member that failed may have stopped in the middle of a collective: its edges are out of step.
         disturbed = dispatch.error is not None or dispatch.lost
@@ -1018,6 +1023,8 @@ class ControlPlane:
             return False
         migration.waiting_for.discard(event.rank)
         migration.broken |= bool(event.error) and event.caused_by_peer
+        if not event.error and any([transfer.source == event.rank for transfer in migration.command.transfers]):
+            self._quarantine.note_success(event.rank, sending=True)
         recovered = False
         if migration.command.keep:
             self._commands += self._checkpoints.note(migration.command, event.rank, arrived=not event.error)
@@ -1035,6 +1042,13 @@ class ControlPlane:
                 for rank in migration.unconfirmed.keys() - dispatch.finished:
                     self._holders.set_holder(command.request_id, command.artifact, rank, None)
                 migration.unconfirmed.clear()
+
+    def _forget_unsent(self, dispatch: DispatchRecord) -> None:
+        """What a rank has and cannot send is as good as lost: no other rank could go on with it."""
+        for rank in dispatch.senders:
+            for task in dispatch.tasks:
+                for name in task.reads:
+                    self._holders.set_holder(task.request_id, name, rank, None)
 
     def _forget_copy(self, migration: MigrationRecord, rank: int, layout: ExecutionLayout | None) -> bool:
         """A destination did not get its part, and has what it had before. Say whether that made tasks ready."""
@@ -1092,8 +1106,8 @@ class ControlPlane:
     # ------------------------------------------------------------------------------------------------------------
     # Ranks that fail (the rules are in ``quarantine``), go and come
 
-    def _suspect(self, rank: int, failed: list[RequestRecord]) -> None:
-        """``failed`` have failed on ``rank``, alone or together."""
+    def _suspect(self, rank: int, failed: list[RequestRecord], *, sending: bool) -> None:
+        """``failed`` have failed on ``rank``, alone or together, or because it could not send what they read."""
         if rank not in self.state.ranks.present:
             return
         if rank not in self._quarantine.suspected:
@@ -1102,7 +1116,7 @@ class ControlPlane:
             probe = cmd.ProbeRank(self.state.new_id(), rank)
             self._commands.append(probe)
             self._quarantine.suspect(rank, probe.probe_id, self._now_s)
-        self._quarantine.note_failures(rank, [record.request.id for record in failed])
+        self._quarantine.note_failures(rank, [record.request.id for record in failed], sending=sending)
         for record in failed:
             record.suspects.append(rank)
 

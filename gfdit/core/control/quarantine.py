@@ -4,7 +4,7 @@ A task that raises on one rank says that something is wrong, not with whom. The 
 
 1. An error of the client's (HTTP 4xx) ends the request; the rank is not suspected.
 2. Otherwise the rank is suspended and probed, and the request runs again elsewhere: what is suspended is given
-   nothing.
+   nothing. Where a rank could not send what the task reads, that is the rank, and what it has counts as lost.
 3. If the request then succeeds, the rank was to blame. After ``MAX_FAILURES`` of them in a row, without a success
    in between, or at once if its probe fails, its process is replaced. If it then fails again before it has done
    anything else, it is given up, unless it is the last one.
@@ -30,16 +30,21 @@ class _Suspicion:
     probe_id: int
     until_s: float
     undecided: set[str] = field(default_factory=set)
+    sending: bool = False  # it could not send what they read
     passed: bool = False  # its probe
     replaced: bool = False  # its process is to be
 
 
 @dataclass(slots=True)
 class _Past:
-    """Of a rank, whichever process it has: ``num_failures`` in a row, and whether one was replaced for them."""
+    """Of a rank, whichever process it has: ``num_failures`` in a row, and whether one was replaced for them.
+
+    ``sending``: the last one was to send something, so that only having sent says that it can again.
+    """
 
     num_failures: int = 0
     on_probation: bool = False
+    sending: bool = False
 
 
 class Quarantine:
@@ -58,9 +63,10 @@ class Quarantine:
         """``rank``, of which nothing bad was known, is probed."""
         self.suspected[rank] = _Suspicion(probe_id, now_s + PATIENCE_S)
 
-    def note_failures(self, rank: int, requests: Iterable[str]) -> None:
+    def note_failures(self, rank: int, requests: Iterable[str], *, sending: bool = False) -> None:
         """``requests`` have failed together on ``rank``, which is suspected."""
         self.suspected[rank].undecided.update(requests)
+        self.suspected[rank].sending |= sending
 
     def awaits(self, rank: int, probe_id: int) -> bool:
         """Whether that is the probe of ``rank`` that matters, and not one of another process or another time."""
@@ -75,9 +81,9 @@ class Quarantine:
         if suspicion := self.suspected.get(rank):
             suspicion.passed = True
 
-    def note_success(self, rank: int) -> None:
-        """``rank`` has done a task."""
-        if rank in self.past and rank not in self.suspected:
+    def note_success(self, rank: int, *, sending: bool = False) -> None:
+        """``rank`` has done a task, or sent what another rank needs."""
+        if rank in self.past and rank not in self.suspected and self.past[rank].sending == sending:
             del self.past[rank]
 
     def judge(self, request_id: str, *, guilty_rank: bool) -> None:
@@ -86,7 +92,9 @@ class Quarantine:
             if request_id in suspicion.undecided:
                 suspicion.undecided.discard(request_id)
                 if guilty_rank:
-                    self.past.setdefault(rank, _Past()).num_failures += 1
+                    past = self.past.setdefault(rank, _Past())
+                    past.num_failures += 1
+                    past.sending = suspicion.sending
 
     def settled(self, now_s: float) -> list[int]:
         """Ranks that can come back: :meth:`absolve` them, or :meth:`condemn`."""

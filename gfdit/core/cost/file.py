@@ -13,6 +13,7 @@ from gfdit.core.layouts import ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind
 
 VERSION = 1
+SHORTEST_S = 1e-9  # less is no measurement, and a part of it may be nothing
 T = TypeVar("T")
 
 
@@ -253,6 +254,8 @@ def _read_entry(fields: JsonFields) -> CostEntry:
         batch=fields.integer("batch"),
         seconds=fields.number("seconds"),
     )
+    if entry.seconds < SHORTEST_S:
+        raise fields.error("seconds", f"must be at least {SHORTEST_S:g}, got {entry.seconds:g}")
     if entry.cfg_parallel > (2 if entry.cfg else 1):
         raise fields.error("cfg_parallel", f"is {entry.cfg_parallel}, but cfg is {json.dumps(entry.cfg)}")
     fields.end()

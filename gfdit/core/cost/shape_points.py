@@ -46,8 +46,10 @@ def _interpolate(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float
     slope = (y1 - y0) / (x1 - x0)
     if num_tokens > curve[-1][0]:
         return y1 + max(0.0, slope) * (num_tokens - x1)
-    value = y0 + slope * (num_tokens - x0)
-    return max(value, y0 * num_tokens / x0) if num_tokens < x0 else value
+    if num_tokens < x0:
+        return max(y0 + slope * (num_tokens - x0), y0 * num_tokens / x0)
+    share = (num_tokens - x0) / (x1 - x0)
+    return (1 - share) * y0 + share * y1  # positive whatever is rounded
 
 
 def _curve(shapes: Mapping[Shape, float]) -> tuple[tuple[int, float], ...]:

@@ -179,7 +179,7 @@ def _pick_class(module: types.ModuleType, name: str, where: str) -> type:
 def _line(cls: type) -> int:
     try:
         return inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError):  # its source is gone, or another one by now
         return 1
 
 
