@@ -4,7 +4,8 @@ Each window is what one `gfdit workload import` makes of the log, which is not p
 
     python -m benchmarks.production_windows lora_request_trace.csv --out benchmarks/results
 
-The policies were tuned on windows of the first 3,000 requests and of those from 22,000 on.
+The policies were tuned on windows of the first 3,000 requests and of those from 22,000 on. ``--held-out`` takes
+others, at places chosen before anything was run there.
 """
 
 from __future__ import annotations
@@ -76,6 +77,16 @@ WINDOWS = (
     Window("flux-h100", 8, 0.8, "22000:22800"),
     Window("flux-h100", 8, 1.2, "2200:3000"),
 )
+HELD_OUT = (
+    Window("qwen-image-h20", 4, 0.9, "4000:4400"),
+    Window("qwen-image-h20", 4, 0.9, "7000:7400"),
+    Window("qwen-image-h20", 4, 0.9, "10000:10400"),
+    Window("qwen-image-h20", 8, 0.8, "13000:13400"),
+    Window("qwen-image-h20", 8, 1.2, "16000:16600"),
+    Window("flux-h100", 8, 0.8, "5000:5800"),
+    Window("flux-h100", 8, 0.8, "9000:9800"),
+    Window("flux-h100", 8, 1.2, "19000:19800"),
+)
 
 
 def measure(log: Path, window: Window, policies: Sequence[PolicyChoice], num_processes: int) -> dict[str, Any]:
@@ -144,6 +155,7 @@ def as_markdown(rows: Sequence[dict[str, Any]], source: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the policies on windows of a production log.")
     parser.add_argument("log", type=Path)
+    parser.add_argument("--held-out", action="store_true", help="windows that nothing was tuned on")
     parser.add_argument("--without-admission", action="store_true", help="only policies that turn nothing away")
     parser.add_argument(
         "--others", type=Path, metavar="JSON", help="an earlier result: only the default runs again"
@@ -152,7 +164,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder")
     args = parser.parse_args()
     source = provenance(sys.argv)
-    source["command"] = f"python -m benchmarks.production_windows {args.log.name} --out {args.out}"
+    chosen = " --held-out" if args.held_out else ""
+    source["command"] = f"python -m benchmarks.production_windows {args.log.name}{chosen} --out {args.out}"
     policies = list(POLICIES)
     if not args.without_admission:
         policies += [PolicyChoice(policy.spec, policy.args, admission="deadline") for policy in POLICIES]
@@ -164,11 +177,11 @@ def main() -> None:
         earlier = {row["window"]: row["policies"] for row in before["windows"]}
         policies = [policy for policy in policies if policy.spec == DEFAULT]
     rows = []
-    for window in WINDOWS:
+    for window in HELD_OUT if args.held_out else WINDOWS:
         rows.append(measure(args.log, window, policies, args.jobs))
         rows[-1]["policies"] = earlier.get(str(window), {}) | rows[-1]["policies"]
         print({key: round(value, 2) for key, value in verdicts(rows[-1]).items()}, flush=True)
-    name = f"production_windows_{datetime.now(UTC):%Y-%m-%d}"
+    name = f"production_windows{chosen.replace(' --', '_').replace('-', '_')}_{datetime.now(UTC):%Y-%m-%d}"
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{name}.md").write_text(as_markdown(rows, source), encoding="utf-8")
     (args.out / f"{name}.json").write_text(

@@ -164,7 +164,7 @@ class Books:
                         operation.exhausted = True
                     elif not event.caused_by_peer and rank in operation.unreported:
                         operation.has_culprit = True
-                        self._num_failures[rank] += 1
+                        self._num_failures[rank if event.culprit is None else event.culprit] += 1
                         for life in operation.lives:
                             life.num_own_failures += 1
                     self._hear(operation, rank)

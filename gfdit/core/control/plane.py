@@ -775,8 +775,9 @@ class ControlPlane:
     def _may_ask(self, dispatch: DispatchRecord) -> bool:
         if dispatch.error is not None or dispatch.state is DispatchState.WITHDRAWING or dispatch.lost:
             return False
-        if self._drained and not self._drained.isdisjoint(dispatch.layout.ranks):
-            return False
+        for closed in (self._drained, self._quarantine.suspected):
+            if closed and any([rank in closed for rank in dispatch.layout.ranks]):
+                return False
         if not any([task.outputs for task in dispatch.tasks]):
             return False
         records = [self.state.requests[task.request_id] for task in dispatch.tasks]
@@ -1113,6 +1114,7 @@ class ControlPlane:
         if rank not in self._quarantine.suspected:
             self.num_suspicions += 1
             self.state.ranks.suspend(rank)
+            self._withdraw_followers_on(rank)
             probe = cmd.ProbeRank(self.state.new_id(), rank)
             self._commands.append(probe)
             self._quarantine.suspect(rank, probe.probe_id, self._now_s)

@@ -56,8 +56,10 @@ class Quarantine:
 
     @property
     def next_expiry_s(self) -> float | None:
-        open_s = [suspicion.until_s for suspicion in self.suspected.values() if not suspicion.replaced]
-        return min(open_s, default=None)
+        """Nobody comes back by itself before its probe, which a rank that is at a long task answers late."""
+        return min(
+            [each.until_s for each in self.suspected.values() if each.passed and not each.replaced], default=None
+        )
 
     def suspect(self, rank: int, probe_id: int, now_s: float) -> None:
         """``rank``, of which nothing bad was known, is probed."""
@@ -114,7 +116,7 @@ class Quarantine:
         """Its process is to be replaced. Say whether it is hopeless: that was done before, and did not help."""
         self.suspected[rank].replaced = True
         past = self.past.setdefault(rank, _Past())
-        hopeless, past.on_probation, past.num_failures = past.on_probation, True, 0
+        hopeless, past.on_probation, past.num_failures, past.sending = past.on_probation, True, 0, False
         return hopeless
 
     def drop(self, rank: int) -> None:

@@ -57,9 +57,9 @@ class RankPool:
         return self.views | {rank_id: self._free_views[rank_id] for rank_id in ending}
 
     def occupy(self, rank_id: int, dispatch_id: int, request_id: str, busy_until_s: float) -> None:
-        """``rank_id``, which is free, runs a dispatch; one that leaves may go on to what was queued there."""
+        """``rank_id``, which is free, runs a dispatch; any may go on to what was queued there."""
         rank = self.present[rank_id]
-        if not rank.leaving:
+        if not (rank.leaving or rank.suspended):
             del self._free[bisect_left(self._free, rank_id)]
         rank.dispatch, rank.running_request, rank.busy_until_s = dispatch_id, request_id, busy_until_s
         self._show(rank_id, _view(rank))
@@ -108,7 +108,7 @@ class RankPool:
             self._show(rank_id, self._free_views[rank_id])
 
     def suspend(self, rank_id: int) -> None:
-        """``rank_id``, on which nothing runs, is given nothing until :meth:`resume`."""
+        """``rank_id`` is given nothing until :meth:`resume`; what runs there goes on."""
         rank = self.present[rank_id]
         if rank.free:
             del self._free[bisect_left(self._free, rank_id)]
