@@ -85,8 +85,10 @@ class Quarantine:
 
     def note_success(self, rank: int, *, sending: bool = False) -> None:
         """``rank`` has done a task, or sent what another rank needs."""
-        if rank in self.past and rank not in self.suspected and self.past[rank].sending == sending:
-            del self.past[rank]
+        if (past := self.past.get(rank)) is not None:
+            past.on_probation = False
+            if rank not in self.suspected and past.sending == sending:
+                del self.past[rank]
 
     def judge(self, request_id: str, *, guilty_rank: bool) -> None:
         """``request_id`` has succeeded elsewhere: the ranks on which it failed are to blame. Or it has ended."""
