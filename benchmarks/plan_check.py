@@ -3,17 +3,19 @@
 Each setting is planned on seeds 0 to 9 and simulated on seeds 100 to 109, with the ranks of the answer and with
 one less. The answer should meet its target on at least 9 of the 10 and one rank less on at most 5.
 
-    python -m benchmarks.plan_check --out benchmarks/results/plan_DATE
+    python -m benchmarks.plan_check --out benchmarks/results
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from gfdit.cli.provenance import provenance, source_lines, write_report
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
@@ -93,13 +95,15 @@ def check(setting: Setting, confidence: float, num_processes: int) -> Check:
     return Check(setting, confidence, ranks, met[0], met[1] if len(met) > 1 else 0)
 
 
-def as_markdown(checks: Sequence[Check], command: str, date: str) -> str:
+def as_markdown(checks: Sequence[Check], source: dict[str, Any]) -> str:
     lines = [
         "# Answers of `gfdit plan` on traces it has not seen",
         "",
-        f"`{command}`, {date}, policy `{POLICY}`. Planned on seeds {PLANNED_ON[0]} to {PLANNED_ON[-1]},",
-        f"checked on seeds {CHECKED_ON[0]} to {CHECKED_ON[-1]}. Wanted: met on at least {LEAST_MET} of 10 traces,",
-        f"with one rank less on at most {MOST_MET_WITH_ONE_LESS}.",
+        *source_lines(source),
+        "",
+        f"Policy `{POLICY}`. Planned on seeds {PLANNED_ON[0]} to {PLANNED_ON[-1]}, checked on seeds",
+        f"{CHECKED_ON[0]} to {CHECKED_ON[-1]}. Wanted: met on at least {LEAST_MET} of 10 traces, with one rank less on at most",
+        f"{MOST_MET_WITH_ONE_LESS}.",
         "",
         "| workload | costs | a minute | trace, s | target | confidence | ranks | met | with one less | holds |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -118,19 +122,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Check answers of gfdit plan on other seeds.")
     parser.add_argument("--confidence", type=float, nargs="+", default=[0.9])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--date", required=True)
-    parser.add_argument("--out", type=Path, required=True, help="without a suffix: .md and .json are written")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder")
     args = parser.parse_args()
+    source = provenance(sys.argv)
     checks = []
     for setting in SETTINGS:
         for confidence in args.confidence:
             checks.append(check(setting, confidence, args.jobs))
             print(checks[-1], flush=True)
-    levels = " ".join(f"{value:g}" for value in args.confidence)
-    command = f"python -m benchmarks.plan_check --confidence {levels}"
-    args.out.with_suffix(".md").write_text(as_markdown(checks, command, args.date), encoding="utf-8")
     found = [{**asdict(one), "holds": one.holds} for one in checks]
-    args.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_report(args.out, "plan_check", source | {"checks": found}, as_markdown(checks, source))
 
 
 if __name__ == "__main__":
