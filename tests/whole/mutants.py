@@ -50,7 +50,6 @@ WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of 
 FROM_SEED: dict[str, int] = {
     "the-next-step-is-queued-on-a-drained-rank": 35,
     "a-change-that-is-refused-is-made-by-half": 8,
-    "a-stream-outlives-the-control-process-that-ordered-it": 1535,
     "a-control-process-that-hangs-is-left-alone": 13,
     "a-copy-that-failed-is-no-news": 21,
     "a-lane-runs-what-was-withdrawn": 43,
@@ -81,7 +80,6 @@ RARE = frozenset(
     {
         "a-lane-runs-what-was-withdrawn",
         "a-sender-tells-parts-apart-by-their-shapes",
-        "a-stream-outlives-the-control-process-that-ordered-it",
         "an-old-order-to-free-is-obeyed",
         "members-that-failed-hold-the-outputs-too",
         "ranks-that-are-gone-for-good-are-expected-after-a-reconnect",
@@ -631,11 +629,6 @@ def who_reads_a_stream_is_ready_before_its_maker_runs(patch: pytest.MonkeyPatch)
     patch.setattr(RequestRecord, "__post_init__", note)
     patch.setattr(RequestRecord, "num_lacking", only_whole)
     patch.setattr(RequestRecord, "begin_streams", lambda self, task: None)
-
-
-@mutant_in(workflows=True)
-def a_stream_outlives_the_control_process_that_ordered_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Streams, "abandon", lambda self, before: None)
 
 
 @mutant_in(workflows=True)
