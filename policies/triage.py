@@ -177,12 +177,9 @@ class Triage:
         if is_contended and self.giving_up:
             give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
         overdue = self._overdue(prospects.values(), view.now_s)
-        late: set[str] = set()  # those who run only while nobody else is hurt
-        late_step_s = math.inf
+        late_step_s: Mapping[str, float] = {}
         if self.withholding:
-            late = {one.request.id for one in ready if one.is_late(view.now_s) and one not in overdue}
-            if late:
-                ready, late_step_s = self._not_in_the_way(ready, late, prospects.values(), view.now_s)
+            ready, late_step_s = self._not_in_the_way(ready, prospects.values(), overdue, view.now_s)
         left, num_withheld = RankCounts(free), 0
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
@@ -191,8 +188,8 @@ class Triage:
             task = tasks[prospect.request.id]
             most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
-            if task.kind is TaskKind.DENOISE and prospect.request.id in late:
-                spec = prospect.within(late_step_s)
+            if task.kind is TaskKind.DENOISE and prospect.request.id in late_step_s:
+                spec = prospect.within(late_step_s[prospect.request.id])
                 if spec.size > most:
                     num_withheld += 1
                     continue
@@ -291,16 +288,19 @@ class Triage:
         yield from waiting
 
     def _not_in_the_way(
-        self, ready: list[Prospect], late: Collection[str], prospects: Collection[Prospect], now_s: float
-    ) -> tuple[list[Prospect], float]:
-        """``ready`` without those ``late`` who must wait, and how long a step of the other late ones may take."""
+        self, ready: list[Prospect], prospects: Collection[Prospect], overdue: Collection[Prospect], now_s: float
+    ) -> tuple[list[Prospect], Mapping[str, float]]:
+        """``ready`` without those late who must wait, and of other late ones how long their steps may take."""
         if self._queue.tight_share < TIGHT_SHARE:
             limit_s = min([one.spare_s(now_s) for one in prospects if one.kept and one.needed], default=math.inf)
-            return [one for one in ready if one.request.id not in late or one.step_s <= limit_s], math.inf
+            if limit_s == math.inf:
+                return ready, {}
+            return [one for one in ready if one.step_s <= limit_s or one in overdue or not one.is_late(now_s)], {}
         spares_s = [one.spare_s(now_s) for one in prospects if one.deadline_s < math.inf]
         limit_s = SPARED * min([spare_s for spare_s in spares_s if spare_s >= 0], default=math.inf)
+        late = {one.request.id for one in ready if one.is_late(now_s) and one not in overdue}
         ready = [one for one in ready if one.request.id not in late or one.fastest_s <= limit_s]
-        return ready, min(limit_s, SHORT * self._queue.tight_spare_s)
+        return ready, dict.fromkeys(late, min(limit_s, SHORT * self._queue.tight_spare_s))
 
     def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> list[Prospect]:
         """Who has waited for too long, the oldest first; nobody of them needs a wide degree any more."""

@@ -1024,7 +1024,8 @@ class ControlPlane:
             return False
         migration.waiting_for.discard(event.rank)
         migration.broken |= bool(event.error) and event.caused_by_peer
-        if not event.error and any([transfer.source == event.rank for transfer in migration.command.transfers]):
+        sources = [transfer.source for transfer in migration.command.transfers]
+        if event.rank in sources and not event.error:
             self._quarantine.note_success(event.rank, sending=True)
         recovered = False
         if migration.command.keep:
