@@ -105,6 +105,7 @@ def describe(rows: Sequence[Agreement]) -> str:
 def ranks_and_busy_ratio(before: Samples, after: Samples, window_s: float) -> tuple[int | None, float | None]:
     """Of a gfdit server: how many ranks it has, and the share of ``window_s`` that they were at tasks."""
     num_ranks = sum(name == "gfdit_rank_up" for name, _ in after)
+    # Told about once a second: of a window of a few seconds the ratio is rough, and may be above 1.
     busy_s = _total("gfdit_rank_busy_seconds_total", {}, before, after)
     if not num_ranks:
         return None, None
