@@ -331,7 +331,7 @@ def test_a_client_under_load_counts_what_the_server_counts(server: ServerProcess
         assert (figures[metric, figure]["client"], figures[metric, figure]["server"]) == (count, count)
     mean = figures["gfdit_request_seconds", "mean latency, s"]
     assert 0 < mean["server"] <= mean["client"]
-    # The server tells of busy seconds about once a second: of a run this short they may be told before or after it.
+    # Busy seconds are told about once a second: those of a run this short before it, or after it.
     assert result["ranks"] == 2 and result["rank_busy_ratio"] is not None
 
 
