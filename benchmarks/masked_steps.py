@@ -168,7 +168,7 @@ def record(executor: Any, family: str) -> int:
     """All steps of the template; returns how many layers there are."""
     from gfdit.adapters.forward.templates import Templates
     from gfdit.adapters.masked_tokens import blocks_of
-    from gfdit.templates import TemplateStore
+    from gfdit.templates.store import TemplateStore
 
     folder = Path(tempfile.mkdtemp(prefix="gfdit-masked-steps-", dir="/dev/shm"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from gfdit.cli.provenance import provenance, source_lines, write_report
-from gfdit.templates import TemplateKey, TemplateStore, UnitKey, gather
+from gfdit.templates.keys import TemplateKey, UnitKey
+from gfdit.templates.rows import gather
+from gfdit.templates.store import TemplateStore
 
 RATIOS = (0.05, 0.1, 0.2, 0.35, 0.5)
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests share servers that are slow to start: with pytest-xdist's `--dist loadscope` one process runs
-# all of such a folder. Elsewhere, and where a file of them starts a server of its own, the tests of a file stay
-# together. The long ones begin.
+# all of such a folder and those in it. Elsewhere, and where a file of them starts a server of its own, the tests of a
+# file stay together. The long ones begin.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
 OWN_SERVERS = (
+    "tests/adapters/components/test_served.py",
     "tests/elastic/test_profile.py",
     "tests/elastic/test_http.py",
     "tests/elastic/test_cached_traffic.py",
@@ -31,7 +32,6 @@ OWN_SERVERS = (
 LONG_FILES = (
     "tests/kernels/test_gpu_check.py",
     "tests/runtime/test_runtime.py",
-    "tests/adapters/components/test_served.py",
     "tests/whole/test_whole.py",
 )
 
@@ -92,5 +92,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    folder = str(PurePosixPath(file).parent)
-    return folder if folder in SHARING_FOLDERS and file not in OWN_SERVERS else file
+    shared = [folder for folder in SHARING_FOLDERS if PurePosixPath(folder) in PurePosixPath(file).parents]
+    return shared[0] if shared and file not in OWN_SERVERS else file

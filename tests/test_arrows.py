@@ -94,7 +94,16 @@ def test_checker_lets_allowed_imports_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["gfdit", "gfdit.core", "gfdit.policies", "gfdit.sim", "gfdit.workflow.compiling", "gfdit.cli.main"]
+    "module",
+    [
+        "gfdit",
+        "gfdit.core",
+        "gfdit.policies",
+        "gfdit.sim",
+        "gfdit.workflow.compiling",
+        "gfdit.cli.main",
+        "gfdit.cli.serve",
+    ],
 )
 def test_light_packages_import_without_torch_and_vllm(module: str) -> None:
     """Policies and simulator must work where neither is installed: here, where importing them is an error."""

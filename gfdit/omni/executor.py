@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch.distributed import Backend
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend known
 from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -342,7 +344,8 @@ class WorkerOnDevice(DiffusionWorker):
         if self.device_index is not None:
             self.rank = self.device_index
         try:
-            super().init_device()
+            with _groups_of_one():
+                super().init_device()
         finally:
             self.rank = rank
 
@@ -357,9 +360,27 @@ def _be_alone(od_config: OmniDiffusionConfig) -> None:
     Its members would have to start together and end together; ranks are replaced one by one.
     """
     od_config.num_gpus = od_config.parallel_config.data_parallel_size = 1
-    torch.distributed.init_process_group(
-        current_omni_platform.dist_backend, store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(Backend.FAKE, store=store, rank=0, world_size=1)
+
+
+@contextmanager
+def _groups_of_one() -> Iterator[None]:
+    """Process groups made meanwhile are of torch's ``fake`` backend, whose collectives of one rank are right.
+
+    vLLM-Omni makes about twenty. Of gloo each would have a thread that wakes a hundred times a second as long as
+    the worker lives; of NCCL, a communicator once it is used.
+    """
+    new_group = torch.distributed.new_group
+
+    def of_one(*args: Any, **kwargs: Any) -> Any:
+        return new_group(*args, **kwargs | {"backend": Backend.FAKE})
+
+    torch.distributed.new_group = of_one
+    try:
+        yield
+    finally:
+        torch.distributed.new_group = new_group
 
 
 def make_executor(rank: int, comm: GroupFreeComm, payload: bytes) -> OmniExecutor:

@@ -18,8 +18,9 @@ from vllm_omni.diffusion.request import OmniDiffusionRequest
 from gfdit.adapters.forward.adapter import ForwardAdapter
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.forward.templates import template_of
-from gfdit.templates import TemplateKey, TemplateStore, plan_budget
-from gfdit.templates.budget import Precision
+from gfdit.templates.budget import Precision, plan_budget
+from gfdit.templates.keys import TemplateKey
+from gfdit.templates.store import TemplateStore
 
 logger = init_logger(__name__)
 

@@ -20,7 +20,7 @@ from gfdit.core.policy.loading import DEFAULT_POLICY, load_policy
 from gfdit.observe.otlp import Endpoint
 
 if TYPE_CHECKING:
-    from gfdit.templates import TemplateStore
+    from gfdit.templates.store import TemplateStore
 
 _MIB = 1024 * 1024
 # What any process can be told.
@@ -44,7 +44,7 @@ class TemplateSettings:
     def open(self) -> TemplateStore:
         from vllm.logger import init_logger
 
-        from gfdit.templates import TemplateStore  # of those who read settings, few open it
+        from gfdit.templates.store import TemplateStore  # of those who read settings, few open it
 
         return TemplateStore(
             self.folder,

@@ -224,7 +224,6 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
     "vllm_omni.platforms": {
         "current_omni_platform": None,
         "current_omni_platform.device_type": None,
-        "current_omni_platform.dist_backend": None,
         "current_omni_platform.empty_cache": "cls",
         "current_omni_platform.get_device_count": "cls",
         "current_omni_platform.is_available": "cls",

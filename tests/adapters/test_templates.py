@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from gfdit.adapters.forward.templates import Templates
 from gfdit.adapters.masked_tokens import FromTemplate, blocks_of
 from gfdit.adapters.testing import AdapterKit, KitRequest
-from gfdit.templates import Reading, TemplateStore
+from gfdit.templates.store import Reading, TemplateStore
 from tests.adapters.conftest import Kits
 from tests.adapters.test_inpainting import MOVED_TOLERANCE, blob, given, picture, request_for
 from tests.support.thorough import thorough

@@ -42,7 +42,7 @@ def recording_path(timeline_path: Path) -> Path:
     return timeline_path.with_name("recording.jsonl")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[Engine]:
     prepare_cpu_process()
     left = Leftovers(Engine.results)

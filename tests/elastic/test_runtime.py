@@ -87,6 +87,13 @@ def test_a_worker_has_no_semaphores_that_would_outlive_it_if_it_were_killed(engi
         assert "/dev/shm/sem." not in Path(f"/proc/{described['pid']}/maps").read_text()
 
 
+def test_a_worker_that_has_nothing_to_do_does_nothing(engine: Engine) -> None:
+    """Of the process groups that vLLM-Omni makes none has a thread, which would wake a hundred times a second."""
+    for described in engine.call("gfdit_describe"):
+        tasks = Path(f"/proc/{described['pid']}/task")
+        assert not [name for name in tasks.glob("*/comm") if "gloo" in name.read_text()]
+
+
 def test_an_abandoned_request_leaves_nothing_behind(engine: Engine, recording_path: Path) -> None:
     for script in ("sp1@1", "sp1@3 sp2@2,0 sp4@0,1,2,3", "encode@2 prepare@3 sp2@1,0 sp2@2,3"):
         with recorded_from_now(recording_path) as recorded:

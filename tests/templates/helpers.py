@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from gfdit.templates import TemplateKey, TemplateStore, Unit, UnitKey
+from gfdit.templates.keys import TemplateKey, UnitKey
+from gfdit.templates.store import TemplateStore
+from gfdit.templates.units import Unit
 
 BLOCKS, TOKENS, HEAD_SIZE, HEADS = 2, 6, 8, 2
 #: Of a file with a unit of the shape above in float32: a page and the values.

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gfdit.templates import TemplateKey, TemplateStore, Tier, UnitKey
 from gfdit.templates import units as units_module
+from gfdit.templates.keys import TemplateKey, UnitKey
+from gfdit.templates.store import TemplateStore, Tier
 from tests.support.thorough import thorough
 from tests.templates.helpers import (
     FILE_BYTES,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gfdit.templates import Tier, UnitKey
+from gfdit.templates.keys import UnitKey
+from gfdit.templates.store import Tier
 from tests.templates.helpers import (
     BLOCKS,
     FILE_BYTES,

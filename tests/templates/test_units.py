@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gfdit.templates import TemplateKey, Unit, UnitKey, gather, plan_budget, scales_of
-from gfdit.templates.units import map_unit, pack, prepare, write_all
+from gfdit.templates.budget import plan_budget
+from gfdit.templates.keys import TemplateKey, UnitKey
+from gfdit.templates.rows import gather, scales_of
+from gfdit.templates.units import Unit, map_unit, pack, prepare, write_all
 from tests.templates.helpers import template, values_of
 
 PARTS = {

@@ -48,6 +48,7 @@ WEATHER: dict[str, dict[str, Any]] = {}  # in which a storm finds them soon, of 
 # Where their storms begin: a run that showed it soon when ``python -m tests.whole --mutants`` was run last. If
 # that run is another one by now, the storm goes on from there.
 FROM_SEED: dict[str, int] = {
+    "a-suspect-that-passes-its-probe-never-comes-back": 38,
     "the-next-step-is-queued-on-a-drained-rank": 35,
     "a-change-that-is-refused-is-made-by-half": 8,
     "a-control-process-that-hangs-is-left-alone": 22,

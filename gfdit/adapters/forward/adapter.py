@@ -56,7 +56,7 @@ from gfdit.adapters.masked_tokens import (
 from gfdit.comm import operators
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
 from gfdit.core.tasks import Shape, TaskKind, whole_request, with_candidates
-from gfdit.templates import TemplateKey
+from gfdit.templates.keys import TemplateKey
 
 logger = init_logger(__name__)
 

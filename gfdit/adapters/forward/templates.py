@@ -21,8 +21,11 @@ import torch
 from gfdit.adapters.forward.inpainting import edit_options_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
 from gfdit.core.cost.load_plan import leading_full_blocks, steady_step_s
-from gfdit.templates import Reading, TemplateKey, TemplateStore, Unit, UnitKey, gather, scales_of
 from gfdit.templates.budget import Precision
+from gfdit.templates.keys import TemplateKey, UnitKey
+from gfdit.templates.rows import gather, scales_of
+from gfdit.templates.store import Reading, TemplateStore
+from gfdit.templates.units import Unit
 
 #: What layers that are loaded ahead of their use may take of a device.
 AHEAD_BYTES = 3 << 29

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -148,20 +149,25 @@ def test_an_image_is_that_of_diffusers(
     server: ServerProcess, expected: Callable[[str, int], np.ndarray], family: str, num_nets: int
 ) -> None:
     made = generate(server, family, num_nets)
-    difference = np.abs(made - expected(family, num_nets)).max()
-    assert difference <= 1 if family == "sd3" else difference == 0
+    assert is_same(family, made, expected(family, num_nets))
     assert made.std() > 10, "there is nothing in the image"
+
+
+def is_same(family: str, one: np.ndarray, other: np.ndarray) -> bool:
+    """A pixel of SD3 may be rounded the other way: both branches of its guidance are one batch, or on two ranks."""
+    return int(np.abs(one - other).max()) <= (1 if family == "sd3" else 0)
 
 
 def test_all_at_once_are_themselves_alone_also_when_a_worker_is_killed(server: ServerProcess) -> None:
     alone = {key: generate(server, *key) for key in ALL}
-    assert len({image.tobytes() for image in alone.values()}) == len(ALL), "a net changes nothing"
+    for one, other in combinations(ALL, 2):
+        assert np.abs(alone[one] - alone[other]).max() > 10, f"images of {one} and {other} cannot be told apart"
     with ThreadPoolExecutor(len(ALL)) as threads:
         asked = {key: threads.submit(partial(generate, server, *key)) for key in ALL}
         workers = [p for p in psutil.Process(server.process.pid).children(recursive=True) if _is_worker(p)]
         os.kill(workers[0].pid, signal.SIGKILL)
         for key, future in asked.items():
-            assert np.array_equal(future.result(), alone[key]), key
+            assert is_same(key[0], future.result(), alone[key]), key
     wait_until(lambda: httpx.get(f"{server.base_url}/health").status_code == 200, "the server is healthy again")
 
 
