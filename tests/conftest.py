@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests share servers that are slow to start: with pytest-xdist's `--dist loadscope` one process runs
-# all of such a folder and those in it. Elsewhere, and where a file of them starts a server of its own, the tests of a
-# file stay together. The long ones begin.
+# all of such a folder and of those in it. Elsewhere, and where a file of them starts a server of its own, the
+# tests of a file stay together. The long ones begin.
 SHARING_FOLDERS = ("tests/elastic", "tests/adapters")
 OWN_SERVERS = (
     "tests/adapters/components/test_served.py",

@@ -154,7 +154,7 @@ def test_an_image_is_that_of_diffusers(
 
 
 def is_same(family: str, one: np.ndarray, other: np.ndarray) -> bool:
-    """A pixel of SD3 may be rounded the other way: both branches of its guidance are one batch, or on two ranks."""
+    """A pixel of SD3 may be rounded the other way: the branches of its guidance are one batch, or on two ranks."""
     return int(np.abs(one - other).max()) <= (1 if family == "sd3" else 0)
 
 
