@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gfdit.observe.timeline import Span
-from gfdit.sim.bounds.possible import SIDES, UPPER
+from gfdit.sim.bounds.possible import KNOWN, ROLLING, SIDES, UPPER
 from gfdit.sim.plan import Answer, Requirement
 from gfdit.sim.sweep import Point, Sweep
 from gfdit.sim.timeline_plot import LANE_HEIGHT_IN, LOW_LANE_HEIGHT_IN, WIDTH_IN, draw_comparison
@@ -31,6 +31,7 @@ DODGE = 0.008  # of the axis, between the markers of two policies
 # Paul Tol's bright and vibrant colours: told apart by the colour-blind too, and by their markers.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ee7733", "#aa3377", "#66ccee", "#997700", "#009988", "#332288")
 _MARKERS = "osD^vP*X<"
+_SIDE_STYLES = {UPPER: "--", KNOWN: ":", ROLLING: "-."}
 _AXIS_LABELS = MappingProxyType(
     {
         "load": "load / capacity",
@@ -199,7 +200,7 @@ def _draw_line(axes: Axes, sweep: Sweep, points: Sequence[Point], policy: str, i
     rows = [(at or 0.0, 100 * e.mean, 100 * e.low, 100 * e.high) for at, e in found if e is not None]
     x, mean, low, high = (np.array(column) for column in zip(*sorted(rows), strict=True))
     if policy in SIDES:
-        axes.plot(x, mean, color="#555555", ls="--" if policy == UPPER else ":", lw=1.4, label=policy, zorder=1)
+        axes.plot(x, mean, color="#555555", ls=_SIDE_STYLES[policy], lw=1.4, label=policy, zorder=1)
         return
     colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
     # Side by side, so that intervals at one load do not hide each other.

@@ -40,7 +40,9 @@ class KnownSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
+    """A request that may start at ``arrival_ns`` and must end by ``deadline_ns``."""
+
     arrival_ns: int
     deadline_ns: int
     plans: Plans
@@ -66,7 +68,7 @@ def best_known(
     The result depends on ``seed`` and ``num_moves`` alone, not on the machine; more moves are never worse. Raises
     ``ValueError`` for a request that the table or the ranks cannot serve.
     """
-    jobs, owners = _jobs(trace, table, num_ranks, grace_s)
+    jobs, owners = jobs_of(trace, table, num_ranks, grace_s)
     runs: list[tuple[Run, ...] | None] = [None] * len(trace)
     num_met = len(trace) - len(jobs)
     if jobs:
@@ -81,9 +83,9 @@ def best_known(
     return KnownSchedule(tuple(runs), num_met)
 
 
-def _jobs(
+def jobs_of(
     trace: Sequence[TraceRequest], table: CostTable, num_ranks: int, grace_s: float
-) -> tuple[list[_Job], list[int]]:
+) -> tuple[list[Job], list[int]]:
     """Of the requests with a deadline, and where they are in the trace."""
     cost = TableCostModel(table)
     graphs = GraphBuilder(cost, num_ranks)
@@ -101,7 +103,7 @@ def _jobs(
             made[kind] = Plans([(len(list(same)), each) for each, same in modes], num_ranks)
         arrival_ns = round(request.arrival_s * _NS_PER_S)
         deadline_ns = round((request.deadline_s + grace_s + TOLERANCE_S) * _NS_PER_S)
-        jobs.append(_Job(arrival_ns, deadline_ns, made[kind]))
+        jobs.append(Job(arrival_ns, deadline_ns, made[kind]))
         owners.append(index)
     return jobs, owners
 
@@ -111,24 +113,25 @@ def _modes_ns(view: TaskView, cost: TableCostModel) -> tuple[Mode, ...]:
     return tuple(Mode(round(mode.seconds * _NS_PER_S), mode.num_ranks) for mode in modes_of(view, [1], cost))
 
 
-def _best_start(jobs: Sequence[_Job], num_ranks: int, seed: int) -> _Search:
+def _best_start(jobs: Sequence[Job], num_ranks: int, seed: int) -> Search:
     by_work = sorted(range(len(jobs)), key=lambda index: jobs[index].plans.least_rank_ns)
     by_deadline = sorted(range(len(jobs)), key=lambda index: jobs[index].deadline_ns)
     searches = []
     for order, pricing in product((by_work, by_deadline), range(NUM_PRICINGS)):
-        search = _Search(jobs, num_ranks, seed)
+        search = Search(jobs, num_ranks, seed)
         search.insert(order, pricing)
         searches.append(search)
     return max(searches, key=lambda search: search.num_met)
 
 
-class _Search:
-    """A schedule in the making."""
+class Search:
+    """A schedule in the making; of the ranks, ``taken`` are not free."""
 
-    def __init__(self, jobs: Sequence[_Job], num_ranks: int, seed: int) -> None:
+    def __init__(self, jobs: Sequence[Job], num_ranks: int, seed: int, taken: Iterable[Run] = ()) -> None:
         self._jobs = jobs
         self._draw = random.Random(seed)
         self._profile = Profile(num_ranks)
+        self._profile.take(taken)
         self._arrivals_ns = np.array([job.arrival_ns for job in jobs])
         self._deadlines_ns = np.array([job.deadline_ns for job in jobs])
         self._is_met = np.zeros(len(jobs), dtype=bool)
@@ -192,7 +195,7 @@ class _Search:
             draw.shuffle(order)
         return order
 
-    def _cheapest(self, job: _Job, pricing: int) -> tuple[Run, ...] | None:
+    def _cheapest(self, job: Job, pricing: int) -> tuple[Run, ...] | None:
         """By the cheapest plan that is in time, and of the next cheaper one as many tasks as there can be."""
         legs, last = job.plans.legs, job.plans.num_plans(pricing) - 1
         fit = self._profile.fit

@@ -30,16 +30,27 @@ class Plans:
     """
 
     def __init__(self, tasks: Sequence[tuple[int, tuple[Mode, ...]]], num_ranks: int) -> None:
+        self._tasks, self._num_ranks = tasks, num_ranks
         self.num_tasks = sum(count for count, _ in tasks)
         self.least_rank_ns = sum(count * min(_rank_ns(mode) for mode in modes) for count, modes in tasks)
         self._counts = [count for count, _ in tasks]
         ladders = [[_ladder(modes, free) for free in range(num_ranks + 1)] for _, modes in tasks]
         self._plans = [_plans(ladders, _prices(pricing, num_ranks)) for pricing in range(NUM_PRICINGS)]
         self.legs = lru_cache(maxsize=None)(self._legs)
+        self.behind = lru_cache(maxsize=None)(self._behind)
 
     def num_plans(self, pricing: int) -> int:
         """From the cheapest to the dearest."""
         return len(self._plans[pricing])
+
+    def _behind(self, num_tasks: int) -> Plans:
+        """Those of what is left behind the first ``num_tasks``."""
+        left: list[tuple[int, tuple[Mode, ...]]] = []
+        for count, modes in self._tasks:
+            if count > num_tasks:
+                left.append((count - num_tasks, modes))
+            num_tasks = max(0, num_tasks - count)
+        return Plans(left, self._num_ranks)
 
     def _legs(self, pricing: int, first: int, then: int, num_first: int) -> tuple[Leg, ...]:
         """The first ``num_first`` tasks by plan ``first``, all others by plan ``then``."""
