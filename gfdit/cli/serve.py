@@ -169,7 +169,7 @@ def serve_command(args: argparse.Namespace) -> list[str]:
     }
     program = Path(sys.executable).with_name("vllm")
     if not program.exists():
-        raise ValueError(f"vLLM is not installed beside {sys.executable}")
+        raise ModuleNotFoundError(f"vLLM is not installed beside {sys.executable}", name="vllm")
     command = [str(program), "serve", args.model, "--omni", "--port", str(args.port)]
     command += ["--stage-overrides", json.dumps({"0": stage})]
     return [*command, "--middleware", FRONT, *passthrough]
