@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -71,7 +71,7 @@ def rolling(
     return KnownSchedule(tuple(runs), num_met)
 
 
-def _plan(present: Iterable[_Begun], num_ranks: int, now_ns: int) -> None:
+def _plan(present: Collection[_Begun], num_ranks: int, now_ns: int) -> None:
     busy = [Run(now_ns, one.free_ns, one.runs[-1].num_ranks, 1) for one in present if one.free_ns > now_ns]
     left = [one for one in present if not one.is_done]
     jobs = [
