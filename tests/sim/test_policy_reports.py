@@ -13,6 +13,7 @@ from benchmarks.policy_reports.default_claims import DEFAULT, FAST, Targets
 from benchmarks.policy_reports.gfdit_claims import EDF, OTHERS, crossing, edf_is_best
 from benchmarks.policy_reports.report import Report
 from gfdit.sim.bounds.exact import optimal_num_met
+from gfdit.sim.bounds.possible import SIDES
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.options import SimulationOptions
 from gfdit.sim.sweep import BOUND, Cell, Grid, Point, Sweep
@@ -131,7 +132,9 @@ def test_a_report_says_where_it_comes_from_and_keeps_its_means(tmp_path: Path) -
         bound=True,
     )
     sweep = report.sweep("s", grid)
-    assert [cell.seed for cell in sweep.cells] == [7] * 3 + [8] * 3 and len(list(kept.iterdir())) == 6
+    each = 1 + len(SIDES)
+    assert [cell.seed for cell in sweep.cells] == [7] * each + [8] * each
+    assert len(list(kept.iterdir())) == 2 * each
     assert report.sweep("s", grid).as_json(cells=False) == sweep.as_json(cells=False)  # taken from there
     report.add("text")
     report.write()
