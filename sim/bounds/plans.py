@@ -33,7 +33,6 @@ class Plans:
         self._tasks, self._num_ranks = tasks, num_ranks
         self.num_tasks = sum(count for count, _ in tasks)
         self.least_rank_ns = sum(count * min(_rank_ns(mode) for mode in modes) for count, modes in tasks)
-        self._counts = [count for count, _ in tasks]
         ladders = [[_ladder(modes, free) for free in range(num_ranks + 1)] for _, modes in tasks]
         self._plans = [_plans(ladders, _prices(pricing, num_ranks)) for pricing in range(NUM_PRICINGS)]
         self.legs = lru_cache(maxsize=None)(self._legs)
@@ -55,7 +54,7 @@ class Plans:
     def _legs(self, pricing: int, first: int, then: int, num_first: int) -> tuple[Leg, ...]:
         """The first ``num_first`` tasks by plan ``first``, all others by plan ``then``."""
         parts: list[tuple[int, Choices]] = []
-        for index, count in enumerate(self._counts):
+        for index, (count, _) in enumerate(self._tasks):
             num_here = min(num_first, count)
             parts.append((num_here, self._plans[pricing][first][index]))
             parts.append((count - num_here, self._plans[pricing][then][index]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.sim.bounds.best_known import KnownSchedule, best_known
 from gfdit.sim.bounds.exact import optimal_num_met
 from gfdit.sim.bounds.fluid import TOLERANCE_S
+from gfdit.sim.bounds.rolling import rolling
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.graphs import GraphBuilder
 from gfdit.sim.trace import TraceRequest
@@ -91,13 +92,14 @@ def test_the_same_again_from_the_same_seed() -> None:
     assert found[0] == found[1] and found[0].runs != found[2].runs
 
 
-def test_deadlines_none_impossible_and_with_grace() -> None:
+@pytest.mark.parametrize("schedule", [best_known, rolling])
+def test_deadlines_none_impossible_and_with_grace(schedule: Callable[..., KnownSchedule]) -> None:
     fastest_s = ENCODE_S + PREPARE_S + 2 * STEP_S[4] + DECODE_S
     trace = [line("free"), line("late", deadline_s=fastest_s - 0.5), line("just", 100.0, deadline_s=fastest_s)]
-    found = best_known(trace, table(), num_ranks=4)
+    found = schedule(trace, table(), num_ranks=4)
     assert [runs is None for runs in found.runs] == [True, True, False]
     assert (found.num_met, found.attainment) == (2, 2 / 3)
-    assert best_known(trace, table(), num_ranks=4, grace_s=0.5).num_met == 3
-    assert best_known([replace(trace[0])], table(), num_ranks=1).num_met == 1
+    assert schedule(trace, table(), num_ranks=4, grace_s=0.5).num_met == 3
+    assert schedule([replace(trace[0])], table(), num_ranks=1).num_met == 1
     with pytest.raises(ValueError, match="no cost for model"):
-        best_known([line("other", model="x")], table(), num_ranks=1)
+        schedule([line("other", model="x")], table(), num_ranks=1)

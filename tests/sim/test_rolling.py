@@ -15,7 +15,7 @@ from gfdit.sim.bounds.rolling import rolling
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.trace import TraceRequest
 from gfdit.sim.workloads import PATTERNS, generate, workload_classes
-from tests.sim.tables import DECODE_S, ENCODE_S, PREPARE_S, STEP_S, line, table
+from tests.sim.tables import table
 from tests.sim.test_best_known import check, instance
 
 Schedule = Callable[[Sequence[TraceRequest]], KnownSchedule]
@@ -74,14 +74,3 @@ def looks_ahead(schedule: Schedule, trace: Sequence[TraceRequest]) -> bool:
 def test_it_does_not_look_ahead(crowded: list[TraceRequest]) -> None:
     assert not looks_ahead(lambda trace: rolling(trace, FLUX, num_ranks=8), crowded)
     assert looks_ahead(lambda trace: best_known(trace, FLUX, num_ranks=8, num_moves=20), crowded)
-
-
-def test_deadlines_none_impossible_and_with_grace() -> None:
-    fastest_s = ENCODE_S + PREPARE_S + 2 * STEP_S[4] + DECODE_S
-    trace = [line("free"), line("late", deadline_s=fastest_s - 0.5), line("just", 100.0, deadline_s=fastest_s)]
-    found = rolling(trace, table(), num_ranks=4)
-    assert [runs is None for runs in found.runs] == [True, True, False]
-    assert (found.num_met, found.attainment) == (2, 2 / 3)
-    assert rolling(trace, table(), num_ranks=4, grace_s=0.5).num_met == 3
-    with pytest.raises(ValueError, match="no cost for model"):
-        rolling([line("other", model="x")], table(), num_ranks=1)
