@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gfdit.adapters.sequence_plan import SequencePlan
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from gfdit.adapters.components.lora import LoraSlot
     from gfdit.adapters.components.residuals import ResidualSink, ResidualSource
 
-# The VAE halves each side three times and the transformer takes 2 x 2 patches.
-ALIGNMENT = 16
+VAE_SCALE = 8  # it halves each side three times
+ALIGNMENT = 2 * VAE_SCALE  # the transformer takes 2 x 2 patches
+
+Settings = tuple[tuple[str, type], ...]
 
 
 class Part(Model):
@@ -49,6 +52,12 @@ class Part(Model):
 
     #: Models that name the same one share what is loaded, whatever their class.
     part: ClassVar[str]
+    #: Inputs that are numbers and need not be given.
+    settings: ClassVar[Settings] = ()
+
+    def setup_io(self) -> None:
+        for name, kind in self.settings:
+            self.add_input(name, kind, optional=True)
 
     @property
     def component(self) -> str:
@@ -58,6 +67,12 @@ class Part(Model):
         from gfdit.adapters.components.shells import num_bytes
 
         return num_bytes(components)
+
+
+def given(settings: Mapping[str, Any], name: str, default: float) -> float:
+    """A setting, or what it is by default."""
+    value = settings.get(name)
+    return default if value is None else float(value)
 
 
 def config_file(source: str, folder: str) -> dict[str, Any]:
@@ -73,11 +88,12 @@ class TextEncoder(Part):
 
     kind = TaskKind.ENCODE
     max_sequence_length: ClassVar[int]
+    settings: ClassVar[Settings] = (("max_sequence_length", int),)
 
     def setup_io(self) -> None:
         self.add_input("prompt", str)
         self.add_input("negative_prompt", str, optional=True)
-        self.add_input("max_sequence_length", int, optional=True)
+        super().setup_io()
         self.add_output("embeds", Embeddings)
 
     def execute(
@@ -113,6 +129,8 @@ class Noise(Part):
 
     kind = TaskKind.PREPARE
     folders = ()
+    #: Latent pixels that are one token in the pipeline's latents: 4, or 1 where the transformer packs them itself.
+    pixels_per_token: ClassVar[int] = 4
 
     def setup_io(self) -> None:
         self.add_input("seed", int)
@@ -123,8 +141,17 @@ class Noise(Part):
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         from diffusers import FlowMatchEulerDiscreteScheduler
 
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(self.source, subfolder="scheduler")
-        return self.empty(device, dtype, scheduler, int(config_file(self.source, "transformer")["in_channels"]))
+        from gfdit.adapters.components.shells import shell
+
+        return shell(
+            self.pipeline_class(),
+            scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(self.source, subfolder="scheduler"),
+            device=device,
+            dtype=dtype,
+            od_config=SimpleNamespace(dtype=dtype),  # where some of them look for it
+            channels=int(config_file(self.source, "transformer")["in_channels"]) // self.pixels_per_token,
+            vae_scale_factor=VAE_SCALE,
+        )
 
     def num_bytes(self, components: Any) -> int:
         return 0
@@ -144,12 +171,33 @@ class Noise(Part):
         made = {"latents": latents, "scheduler": pipeline.scheduler, "step_index": 0}
         return {"latents": {**made, "height": height, "width": width}}
 
-    def empty(self, device: torch.device, dtype: torch.dtype, scheduler: Any, in_channels: int) -> Any:
-        """A shell that can draw latents and set up ``scheduler``."""
+    def pipeline_class(self) -> type:
+        """vLLM-Omni's, which can draw latents and set up a scheduler."""
         raise NotImplementedError
 
     def draw(self, pipeline: Any, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a network reads at a step: ``timestep`` is a scalar, the scheduler's."""
+
+    latents: dict[str, Any]
+    timestep: torch.Tensor
+    embeds: dict[str, Any]
+    settings: dict[str, Any]
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The latents themselves."""
+        tensor: torch.Tensor = self.latents["latents"]
+        return tensor
+
+    @property
+    def timesteps(self) -> torch.Tensor:
+        """One for every row of the latents."""
+        return self.timestep.expand(self.tensor.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +225,7 @@ class BaseTransformer(Part):
     kind = TaskKind.DENOISE
     part = "transformer"
     folders = ("transformer",)
+    settings: ClassVar[Settings] = (("guidance_scale", float),)
     #: If any, takes the place of the transformer's own plan.
     sequence_plan: ClassVar[SequencePlan | None] = None
     default_guidance: ClassVar[float]
@@ -185,7 +234,7 @@ class BaseTransformer(Part):
         self.add_input("latents", Latents)
         self.add_input("embeds", Embeddings)
         self.add_input("residuals", Residuals, deferred=True, many=True, optional=True)
-        self.add_input("guidance_scale", float, optional=True)
+        super().setup_io()
         self.add_output("latents", Latents)
 
     def load(self, device: torch.device, dtype: torch.dtype) -> LoadedTransformer:
@@ -224,8 +273,8 @@ class BaseTransformer(Part):
         if step != call.step_index:
             raise ValueError(f"the latents are those before step {step}, not {call.step_index}")
         scheduler = copy.copy(latents["scheduler"])  # it replaces its tensors, and counts in itself
-        timestep, tensor = scheduler.timesteps[step], latents["latents"]
-        branches = self.branches(pipeline, latents, timestep, embeds, settings)
+        inputs = StepInputs(latents, scheduler.timesteps[step], embeds, settings)
+        branches = self.branches(pipeline, inputs)
         guided = branches.negative is not None
         self._use_patches(components.loras, call)
         with components.sink.adding(_streams(residuals)):
@@ -234,7 +283,7 @@ class BaseTransformer(Part):
             )
         with WithoutWaits():
             tensor = pipeline.scheduler_step_maybe_with_cfg(
-                noise, timestep, tensor, guided, per_request_scheduler=scheduler
+                noise, inputs.timestep, inputs.tensor, guided, per_request_scheduler=scheduler
             )
         return {"latents": {**latents, "latents": tensor, "scheduler": scheduler, "step_index": step + 1}}
 
@@ -267,14 +316,7 @@ class BaseTransformer(Part):
     def load_pipeline(self, od_config: Any, device: torch.device) -> tuple[Any, ResidualSink]:
         raise NotImplementedError
 
-    def branches(
-        self,
-        pipeline: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> Branches:
+    def branches(self, pipeline: Any, inputs: StepInputs) -> Branches:
         raise NotImplementedError
 
 
@@ -296,13 +338,13 @@ class ControlNet(Part):
     kind = TaskKind.CONTROL
     part = "controlnet"
     net_class: ClassVar[str]
+    settings: ClassVar[Settings] = (("scale", float), ("start", float), ("end", float))
 
     def setup_io(self) -> None:
         self.add_input("latents", Latents)
         self.add_input("embeds", Embeddings)
         self.add_input("condition", Condition)
-        for name in ("scale", "start", "end"):
-            self.add_input(name, float, optional=True)
+        super().setup_io()
         self.add_output("residuals", Residuals, streamed=True)
 
     def load(self, device: torch.device, dtype: torch.dtype) -> LoadedNet:
@@ -324,23 +366,20 @@ class ControlNet(Part):
         latents: dict[str, Any],
         embeds: dict[str, Any],
         condition: dict[str, Any],
-        scale: float | None = None,
-        start: float | None = None,
-        end: float | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
         from gfdit.adapters.components.residuals import Header
 
-        active = in_window(call.step_index, call.num_steps, start or 0.0, 1.0 if end is None else end)
+        start, end = given(settings, "start", 0.0), given(settings, "end", 1.0)
+        active = in_window(call.step_index, call.num_steps, start, end)
         header = Header(components.source.counts, active, **self.header(components.net, settings))
         call.emit("residuals", 0, header.to_tensor())
         if active:
             timestep = latents["scheduler"].timesteps[latents["step_index"]]
-            arguments = self.arguments(components.net, latents, timestep, embeds, condition, settings)
-            weight = 1.0 if scale is None else float(scale)
+            arguments = self.arguments(components.net, StepInputs(latents, timestep, embeds, settings), condition)
             components.source.run(
                 lambda: components.net(**arguments, return_dict=False),
-                weight,
+                given(settings, "scale", 1.0),
                 lambda index, tensor: call.emit("residuals", index, tensor),
             )
         return {}
@@ -349,15 +388,7 @@ class ControlNet(Part):
         """How the residuals of this net are meant."""
         return {}
 
-    def arguments(
-        self,
-        net: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        condition: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> dict[str, Any]:
+    def arguments(self, net: Any, inputs: StepInputs, condition: dict[str, Any]) -> dict[str, Any]:
         """Of the net's ``forward``."""
         raise NotImplementedError
 
@@ -373,12 +404,13 @@ class ControlImage(Part):
     kind = TaskKind.ENCODE
     part = "vae"
     folders = ("vae",)
+    settings: ClassVar[Settings] = (("seed", int),)
 
     def setup_io(self) -> None:
         self.add_input("image", Image)
         self.add_input("height", int)
         self.add_input("width", int)
-        self.add_input("seed", int, optional=True)
+        super().setup_io()
         self.add_output("condition", Condition)
 
     def execute(

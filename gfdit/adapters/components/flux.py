@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gfdit.adapters.components.base import (
     ALIGNMENT,
+    VAE_SCALE,
     BaseTransformer,
     Branches,
     ControlImage,
@@ -14,7 +15,9 @@ from gfdit.adapters.components.base import (
     Decoder,
     Noise,
     Part,
+    StepInputs,
     TextEncoder,
+    given,
     pixels_of,
 )
 from gfdit.adapters.sequence_plan import SequencePlan, Split
@@ -23,8 +26,6 @@ from gfdit.workflow.model import Call
 
 if TYPE_CHECKING:
     import torch
-
-_VAE_SCALE = 8
 
 
 class FluxTextEncoder(TextEncoder):
@@ -36,7 +37,6 @@ class FluxTextEncoder(TextEncoder):
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, CLIPTextModel, CLIPTokenizer, T5TokenizerFast
-        from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
         from vllm_omni.diffusion.models.t5_encoder import T5EncoderModel
 
         from gfdit.adapters.components.shells import config_of, native_shell, pretrained
@@ -45,7 +45,7 @@ class FluxTextEncoder(TextEncoder):
             config = AutoConfig.from_pretrained(self.source, subfolder="text_encoder_2")
             return T5EncoderModel(config, prefix="text_encoder_2")
 
-        pipeline = native_shell(FluxPipeline, config_of(self.source, dtype), device, "text_encoder_2", t5)
+        pipeline = native_shell(_pipeline(), config_of(self.source, dtype), device, "text_encoder_2", t5)
         pipeline.text_encoder = pretrained(CLIPTextModel, self.source, "text_encoder", dtype, device)
         pipeline.tokenizer = CLIPTokenizer.from_pretrained(self.source, subfolder="tokenizer")
         pipeline.tokenizer_2 = T5TokenizerFast.from_pretrained(self.source, subfolder="tokenizer_2")
@@ -62,20 +62,8 @@ class FluxTextEncoder(TextEncoder):
 class FluxNoise(Noise):
     part = "flux-noise"
 
-    def empty(self, device: torch.device, dtype: torch.dtype, scheduler: Any, in_channels: int) -> Any:
-        from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
-
-        from gfdit.adapters.components.shells import shell
-
-        channels = in_channels // 4
-        return shell(
-            FluxPipeline,
-            scheduler=scheduler,
-            device=device,
-            dtype=dtype,
-            channels=channels,
-            vae_scale_factor=_VAE_SCALE,
-        )
+    def pipeline_class(self) -> type:
+        return _pipeline()
 
     def draw(self, pipeline: Any, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         latents, _ = pipeline.prepare_latents(
@@ -88,16 +76,12 @@ class FluxTransformer(BaseTransformer):
     """``guidance_scale`` goes into an embedding, where the model has one; ``true_cfg_scale`` guides for real."""
 
     default_guidance = 3.5
+    settings = (*BaseTransformer.settings, ("true_cfg_scale", float))
     # Rotary embeddings are made of positions, text before image: splitting those of the image splits them.
     sequence_plan = SequencePlan({"": {"hidden_states": Split(1, 3), "img_ids": Split(0, 2)}}, gather="proj_out")
 
-    def setup_io(self) -> None:
-        super().setup_io()
-        self.add_input("true_cfg_scale", float, optional=True)
-
     def load_pipeline(self, od_config: Any, device: torch.device) -> tuple[Any, Any]:
         from vllm_omni.diffusion.models.flux import FluxTransformer2DModel
-        from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
         from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 
         from gfdit.adapters.components.residuals import ResidualSink, in_runs
@@ -107,56 +91,60 @@ class FluxTransformer(BaseTransformer):
             sizes = get_transformer_config_kwargs(od_config.tf_model_config, FluxTransformer2DModel)
             return FluxTransformer2DModel(**sizes, od_config=od_config, quant_config=od_config.quantization_config)
 
-        pipeline = native_shell(FluxPipeline, od_config, device, "transformer", transformer)
+        pipeline = native_shell(_pipeline(), od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs)
 
     def guided(self, inputs: Mapping[str, Any]) -> bool:
-        return _given(inputs, "true_cfg_scale", 1.0) > 1
+        return given(inputs, "true_cfg_scale", 1.0) > 1
 
-    def branches(
-        self,
-        pipeline: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> Branches:
-        tensor, guidance = latents["latents"], None
-        if pipeline.transformer.guidance_embeds:
-            scale = _given(settings, "guidance_scale", self.default_guidance)
-            guidance = tensor.new_full([tensor.shape[0]], scale, dtype=_float32())
+    def branches(self, pipeline: Any, inputs: StepInputs) -> Branches:
+        guidance = _guidance(inputs) if pipeline.transformer.guidance_embeds else None
         common = {
-            "hidden_states": tensor,
-            "timestep": timestep.expand(tensor.shape[0]).to(tensor) / 1000,
+            **_image_arguments(inputs),
             "guidance": guidance,
-            "img_ids": image_ids(pipeline, latents),
             "joint_attention_kwargs": {},
             "return_dict": False,
         }
-        scale = _given(settings, "true_cfg_scale", 1.0)
-        guided = scale > 1 and "negative_prompt_embeds" in embeds
+        scale = given(inputs.settings, "true_cfg_scale", 1.0)
+        guided = scale > 1 and "negative_prompt_embeds" in inputs.embeds
         pipeline.transformer.do_true_cfg = guided
         return Branches(
-            {**common, **text_arguments(embeds)},
-            {**common, **text_arguments(embeds, "negative_")} if guided else None,
+            {**common, **_text_arguments(inputs)},
+            {**common, **_text_arguments(inputs, "negative_")} if guided else None,
             scale,
         )
 
 
-def image_ids(pipeline: Any, latents: dict[str, Any]) -> torch.Tensor:
-    """Positions of image tokens, (S, 3)."""
-    tensor, rows, columns = latents["latents"], latents["height"] // ALIGNMENT, latents["width"] // ALIGNMENT
-    return pipeline._prepare_latent_image_ids(rows, columns, tensor.device, tensor.dtype)
+def _image_arguments(inputs: StepInputs) -> dict[str, Any]:
+    """Of a pass; the positions of image tokens are (S, 3)."""
+    tensor, rows, columns = (
+        inputs.tensor,
+        inputs.latents["height"] // ALIGNMENT,
+        inputs.latents["width"] // ALIGNMENT,
+    )
+    return {
+        "hidden_states": tensor,
+        "timestep": inputs.timesteps.to(tensor) / 1000,
+        "img_ids": _pipeline()._prepare_latent_image_ids(rows, columns, tensor.device, tensor.dtype),
+    }
 
 
-def text_arguments(embeds: dict[str, Any], sign: str = "") -> dict[str, Any]:
+def _text_arguments(inputs: StepInputs, sign: str = "") -> dict[str, Any]:
     """Of a pass for one branch of guidance."""
-    tokens = embeds[f"{sign}prompt_embeds"]
+    tokens = inputs.embeds[f"{sign}prompt_embeds"]
     return {
         "encoder_hidden_states": tokens,
-        "pooled_projections": embeds[f"{sign}pooled"],
+        "pooled_projections": inputs.embeds[f"{sign}pooled"],
         "txt_ids": tokens.new_zeros(tokens.shape[1], 3),
     }
+
+
+def _guidance(inputs: StepInputs) -> torch.Tensor:
+    """What is embedded, one for every row of the latents."""
+    import torch
+
+    scale = given(inputs.settings, "guidance_scale", FluxTransformer.default_guidance)
+    return inputs.tensor.new_full([inputs.tensor.shape[0]], scale, dtype=torch.float32)
 
 
 class FluxControlNet(ControlNet):
@@ -166,41 +154,27 @@ class FluxControlNet(ControlNet):
     """
 
     net_class = "FluxControlNetModel"
-
-    def setup_io(self) -> None:
-        super().setup_io()
-        self.add_input("mode", int, optional=True)
-        self.add_input("guidance_scale", float, optional=True)
+    settings = (*ControlNet.settings, ("mode", int), ("guidance_scale", float))
 
     def header(self, net: Any, settings: dict[str, Any]) -> dict[str, bool]:
         return {"repeats": net.input_hint_block is not None}
 
-    def arguments(
-        self,
-        net: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        condition: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> dict[str, Any]:
-        from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
+    def arguments(self, net: Any, inputs: StepInputs, condition: dict[str, Any]) -> dict[str, Any]:
+        import torch
 
-        tensor = latents["latents"]
         arguments = {
-            "hidden_states": tensor,
+            **_image_arguments(inputs),
+            **_text_arguments(inputs),
             "controlnet_cond": condition["latents"],
-            "timestep": timestep.expand(tensor.shape[0]).to(tensor) / 1000,
-            "img_ids": image_ids(FluxPipeline, latents),
-            **text_arguments(embeds),
         }
         if net.union:
-            if (mode := settings.get("mode")) is None:
+            if (mode := inputs.settings.get("mode")) is None:
                 raise ValueError(f"{self.source} is a Union ControlNet: it needs a mode")
-            arguments["controlnet_mode"] = timestep.new_full((tensor.shape[0], 1), mode, dtype=_int64())
+            arguments["controlnet_mode"] = inputs.tensor.new_full(
+                (inputs.tensor.shape[0], 1), mode, dtype=torch.int64
+            )
         if net.config.guidance_embeds:
-            scale = _given(settings, "guidance_scale", FluxTransformer.default_guidance)
-            arguments["guidance"] = tensor.new_full([tensor.shape[0]], scale, dtype=_float32())
+            arguments["guidance"] = _guidance(inputs)
         return arguments
 
 
@@ -209,12 +183,11 @@ class _FluxVae(Part):
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         from diffusers import AutoencoderKL
-        from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
 
         from gfdit.adapters.components.shells import pretrained, shell
 
         vae = pretrained(AutoencoderKL, self.source, "vae", dtype, device)
-        return shell(FluxPipeline, vae=vae, vae_scale_factor=_VAE_SCALE)
+        return shell(_pipeline(), vae=vae, vae_scale_factor=VAE_SCALE)
 
 
 class FluxControlImage(_FluxVae, ControlImage):
@@ -253,23 +226,12 @@ class FluxControlPixels(Part):
 class FluxDecoder(_FluxVae, Decoder):
     def decode(self, components: Any, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
         vae = components.vae
-        latents = components._unpack_latents(latents, height, width, _VAE_SCALE)
+        latents = components._unpack_latents(latents, height, width, VAE_SCALE)
         latents = (latents / vae.config.scaling_factor) + vae.config.shift_factor
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
 
-def _given(settings: Mapping[str, Any], name: str, default: float) -> float:
-    value = settings.get(name)
-    return default if value is None else float(value)
+def _pipeline() -> Any:
+    from vllm_omni.diffusion.models.flux.pipeline_flux import FluxPipeline
 
-
-def _float32() -> torch.dtype:
-    import torch
-
-    return torch.float32
-
-
-def _int64() -> torch.dtype:
-    import torch
-
-    return torch.int64
+    return FluxPipeline

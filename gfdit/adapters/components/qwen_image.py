@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gfdit.adapters.components.base import (
     ALIGNMENT,
+    VAE_SCALE,
     BaseTransformer,
     Branches,
     ControlImage,
@@ -14,13 +15,13 @@ from gfdit.adapters.components.base import (
     Decoder,
     Noise,
     Part,
+    StepInputs,
     TextEncoder,
+    given,
 )
 
 if TYPE_CHECKING:
     import torch
-
-_VAE_SCALE = 8
 
 
 class QwenImageTextEncoder(TextEncoder):
@@ -33,7 +34,6 @@ class QwenImageTextEncoder(TextEncoder):
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         import diffusers
         from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
-        from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 
         from gfdit.adapters.components.shells import pretrained, shell
 
@@ -43,7 +43,7 @@ class QwenImageTextEncoder(TextEncoder):
         parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
         empty = diffusers.QwenImagePipeline(**parts)
         return shell(
-            QwenImagePipeline,
+            _pipeline(),
             text_encoder=encoder,
             tokenizer=Qwen2Tokenizer.from_pretrained(self.source, subfolder="tokenizer"),
             tokenizer_max_length=empty.tokenizer_max_length,
@@ -60,20 +60,8 @@ class QwenImageTextEncoder(TextEncoder):
 class QwenImageNoise(Noise):
     part = "qwen-image-noise"
 
-    def empty(self, device: torch.device, dtype: torch.dtype, scheduler: Any, in_channels: int) -> Any:
-        from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
-
-        from gfdit.adapters.components.shells import shell
-
-        channels = in_channels // 4
-        return shell(
-            QwenImagePipeline,
-            scheduler=scheduler,
-            device=device,
-            dtype=dtype,
-            channels=channels,
-            vae_scale_factor=_VAE_SCALE,
-        )
+    def pipeline_class(self) -> type:
+        return _pipeline()
 
     def draw(self, pipeline: Any, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         return pipeline.prepare_latents(
@@ -86,13 +74,9 @@ class QwenImageTransformer(BaseTransformer):
 
     default_guidance = 1.0
     default_true_cfg_scale = 4.0
-
-    def setup_io(self) -> None:
-        super().setup_io()
-        self.add_input("true_cfg_scale", float, optional=True)
+    settings = (*BaseTransformer.settings, ("true_cfg_scale", float))
 
     def load_pipeline(self, od_config: Any, device: torch.device) -> tuple[Any, Any]:
-        from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
         from vllm_omni.diffusion.models.qwen_image.qwen_image_transformer import QwenImageTransformer2DModel
         from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 
@@ -105,40 +89,31 @@ class QwenImageTransformer(BaseTransformer):
                 od_config=od_config, quant_config=od_config.quantization_config, **sizes
             )
 
-        pipeline = native_shell(QwenImagePipeline, od_config, device, "transformer", transformer)
+        pipeline = native_shell(_pipeline(), od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs)
 
     def guided(self, inputs: Mapping[str, Any]) -> bool:
         return self._scale(inputs) > 1
 
     def _scale(self, settings: Mapping[str, Any]) -> float:
-        scale = settings.get("true_cfg_scale")
-        return self.default_true_cfg_scale if scale is None else float(scale)
+        return given(settings, "true_cfg_scale", self.default_true_cfg_scale)
 
-    def branches(
-        self,
-        pipeline: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> Branches:
-        tensor, scale, guidance = latents["latents"], self._scale(settings), None
-        negative = embeds.get("negative_prompt_embeds")
+    def branches(self, pipeline: Any, inputs: StepInputs) -> Branches:
+        scale, guidance = self._scale(inputs.settings), None
+        positive, negative = inputs.embeds["prompt_embeds"], inputs.embeds.get("negative_prompt_embeds")
         guided = scale > 1 and negative is not None
         if pipeline.transformer.guidance_embeds:
-            embedded = settings.get("guidance_scale")
-            embedded = self.default_guidance if embedded is None else float(embedded)
-            guidance = timestep.new_full([tensor.shape[0]], embedded)
+            embedded = given(inputs.settings, "guidance_scale", self.default_guidance)
+            guidance = inputs.timestep.new_full([inputs.tensor.shape[0]], embedded)
         pipeline.transformer.do_true_cfg = guided
         positive_arguments, negative_arguments, _ = pipeline._build_denoise_kwargs(
-            latents=tensor,
-            timestep=timestep,
+            latents=inputs.tensor,
+            timestep=inputs.timestep,
             guidance=guidance,
-            prompt_embeds=embeds["prompt_embeds"],
+            prompt_embeds=positive,
             prompt_embeds_mask=None,
-            img_shapes=[image_shape(latents)],
-            txt_seq_lens=[embeds["prompt_embeds"].shape[1]],
+            img_shapes=[_image_shape(inputs)],
+            txt_seq_lens=[positive.shape[1]],
             do_true_cfg=guided,
             negative_prompt_embeds=negative,
             negative_prompt_embeds_mask=None,
@@ -148,9 +123,9 @@ class QwenImageTransformer(BaseTransformer):
         return Branches(positive_arguments, negative_arguments, scale, normalize=True)
 
 
-def image_shape(latents: dict[str, Any]) -> list[tuple[int, int, int]]:
+def _image_shape(inputs: StepInputs) -> list[tuple[int, int, int]]:
     """Frames, rows and columns of tokens."""
-    return [(1, latents["height"] // ALIGNMENT, latents["width"] // ALIGNMENT)]
+    return [(1, inputs.latents["height"] // ALIGNMENT, inputs.latents["width"] // ALIGNMENT)]
 
 
 class QwenImageControlNet(ControlNet):
@@ -164,22 +139,13 @@ class QwenImageControlNet(ControlNet):
             raise ValueError(f"{self.source} is a ControlNet for inpainting, which takes a mask: not supported")
         return loaded
 
-    def arguments(
-        self,
-        net: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        condition: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> dict[str, Any]:
-        tensor = latents["latents"]
+    def arguments(self, net: Any, inputs: StepInputs, condition: dict[str, Any]) -> dict[str, Any]:
         return {
-            "hidden_states": tensor,
+            "hidden_states": inputs.tensor,
             "controlnet_cond": condition["latents"],
-            "timestep": timestep.expand(tensor.shape[0]).to(tensor) / 1000,
-            "encoder_hidden_states": embeds["prompt_embeds"],
-            "img_shapes": image_shape(latents),
+            "timestep": inputs.timesteps.to(inputs.tensor) / 1000,
+            "encoder_hidden_states": inputs.embeds["prompt_embeds"],
+            "img_shapes": _image_shape(inputs),
         }
 
 
@@ -190,12 +156,11 @@ class _QwenImageVae(Part):
         from vllm_omni.diffusion.distributed.autoencoders.autoencoder_kl_qwenimage import (
             DistributedAutoencoderKLQwenImage,
         )
-        from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
 
         from gfdit.adapters.components.shells import pretrained, shell
 
         vae = pretrained(DistributedAutoencoderKLQwenImage, self.source, "vae", dtype, device)
-        return shell(QwenImagePipeline, vae=vae, vae_scale_factor=_VAE_SCALE)
+        return shell(_pipeline(), vae=vae, vae_scale_factor=VAE_SCALE)
 
 
 class QwenImageControlImage(_QwenImageVae, ControlImage):
@@ -219,3 +184,9 @@ class QwenImageControlImage(_QwenImageVae, ControlImage):
 class QwenImageDecoder(_QwenImageVae, Decoder):
     def decode(self, components: Any, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
         return components._decode_latents(latents, height, width).output
+
+
+def _pipeline() -> Any:
+    from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImagePipeline
+
+    return QwenImagePipeline

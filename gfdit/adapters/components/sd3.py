@@ -15,15 +15,16 @@ from gfdit.adapters.components.base import (
     Decoder,
     Noise,
     Part,
+    StepInputs,
     TextEncoder,
     config_file,
+    given,
 )
 from gfdit.adapters.sequence_plan import SequencePlan, Split
 
 if TYPE_CHECKING:
     import torch
 
-_VAE_SCALE = 8
 _DEFAULT_GUIDANCE = 7.0
 
 
@@ -36,7 +37,6 @@ class SD3TextEncoder(TextEncoder):
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Any:
         from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5Tokenizer
-        from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
 
         from gfdit.adapters.components.shells import pretrained, shell
 
@@ -50,11 +50,11 @@ class SD3TextEncoder(TextEncoder):
             parts[folder] = pretrained(encoder, self.source, folder, dtype, device)
             parts[f"tokenizer{suffix}"] = tokenizer.from_pretrained(self.source, subfolder=f"tokenizer{suffix}")
         return shell(
-            StableDiffusion3Pipeline,
+            _pipeline(),
             **parts,
             device=device,
             tokenizer_max_length=parts["tokenizer"].model_max_length,
-            od_config=_dtype(dtype),
+            od_config=SimpleNamespace(dtype=dtype),
         )
 
     def negative(self, prompt: str | None) -> str | None:
@@ -69,20 +69,10 @@ class SD3TextEncoder(TextEncoder):
 
 class SD3Noise(Noise):
     part = "sd3-noise"
+    pixels_per_token = 1
 
-    def empty(self, device: torch.device, dtype: torch.dtype, scheduler: Any, in_channels: int) -> Any:
-        from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
-
-        from gfdit.adapters.components.shells import shell
-
-        return shell(
-            StableDiffusion3Pipeline,
-            scheduler=scheduler,
-            device=device,
-            od_config=_dtype(dtype),
-            channels=in_channels,
-            vae_scale_factor=_VAE_SCALE,
-        )
+    def pipeline_class(self) -> type:
+        return _pipeline()
 
     def draw(self, pipeline: Any, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         return pipeline.prepare_latents(1, pipeline.channels, height, width, generator)
@@ -92,7 +82,6 @@ class SD3Transformer(BaseTransformer):
     sequence_plan = SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out")
 
     def load_pipeline(self, od_config: Any, device: torch.device) -> tuple[Any, Any]:
-        from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
         from vllm_omni.diffusion.models.sd3.sd3_transformer import SD3Transformer2DModel
 
         from gfdit.adapters.components.residuals import ResidualSink, in_runs_but_the_last
@@ -101,29 +90,18 @@ class SD3Transformer(BaseTransformer):
         def transformer(od_config: Any) -> Any:
             return SD3Transformer2DModel(od_config=od_config)
 
-        pipeline = native_shell(StableDiffusion3Pipeline, od_config, device, "transformer", transformer)
+        pipeline = native_shell(_pipeline(), od_config, device, "transformer", transformer)
         return pipeline, ResidualSink(pipeline.transformer, in_runs_but_the_last)
 
     def guided(self, inputs: Mapping[str, Any]) -> bool:
         return _guidance(inputs) > 1
 
-    def branches(
-        self,
-        pipeline: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> Branches:
-        tensor, scale = latents["latents"], _guidance(settings)
-        common = {
-            "hidden_states": tensor,
-            "timestep": timestep.expand(tensor.shape[0]).to(tensor),
-            "return_dict": False,
-        }
+    def branches(self, pipeline: Any, inputs: StepInputs) -> Branches:
+        tensor, scale = inputs.tensor, _guidance(inputs.settings)
+        common = {"hidden_states": tensor, "timestep": inputs.timesteps.to(tensor), "return_dict": False}
         return Branches(
-            {**common, **_text_arguments(embeds)},
-            {**common, **_text_arguments(embeds, "negative_")} if scale > 1 else None,
+            {**common, **_text_arguments(inputs)},
+            {**common, **_text_arguments(inputs, "negative_")} if scale > 1 else None,
             scale,
         )
 
@@ -135,10 +113,7 @@ class SD3ControlNet(ControlNet):
     """
 
     net_class = "SD3ControlNetModel"
-
-    def setup_io(self) -> None:
-        super().setup_io()
-        self.add_input("guidance_scale", float, optional=True)
+    settings = (*ControlNet.settings, ("guidance_scale", float))
 
     @property
     def component(self) -> str:
@@ -157,20 +132,12 @@ class SD3ControlNet(ControlNet):
     def header(self, net: Any, settings: dict[str, Any]) -> dict[str, bool]:
         return {"both": _guidance(settings) > 1}
 
-    def arguments(
-        self,
-        net: Any,
-        latents: dict[str, Any],
-        timestep: torch.Tensor,
-        embeds: dict[str, Any],
-        condition: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> dict[str, Any]:
+    def arguments(self, net: Any, inputs: StepInputs, condition: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        tensor, control, text = latents["latents"], condition["latents"], _text_arguments(embeds)
-        if _guidance(settings) > 1:
-            tensor, negative = torch.cat([tensor] * 2), _text_arguments(embeds, "negative_")
+        tensor, control, text = inputs.tensor, condition["latents"], _text_arguments(inputs)
+        if _guidance(inputs.settings) > 1:
+            tensor, negative = torch.cat([tensor] * 2), _text_arguments(inputs, "negative_")
             text = {name: torch.cat([negative[name], positive]) for name, positive in text.items()}
         else:
             control = control[:1]
@@ -182,7 +149,7 @@ class SD3ControlNet(ControlNet):
         return {
             "hidden_states": tensor,
             "controlnet_cond": (control - shift) * condition["scaling_factor"],
-            "timestep": timestep.expand(tensor.shape[0]),
+            "timestep": inputs.timestep.expand(tensor.shape[0]),
             **text,
         }
 
@@ -218,13 +185,15 @@ class SD3Decoder(_SD3Vae, Decoder):
         return vae.decode(latents, return_dict=False)[0]
 
 
-def _text_arguments(embeds: dict[str, Any], sign: str = "") -> dict[str, Any]:
-    return {"encoder_hidden_states": embeds[f"{sign}prompt_embeds"], "pooled_projections": embeds[f"{sign}pooled"]}
+def _text_arguments(inputs: StepInputs, sign: str = "") -> dict[str, Any]:
+    return {
+        "encoder_hidden_states": inputs.embeds[f"{sign}prompt_embeds"],
+        "pooled_projections": inputs.embeds[f"{sign}pooled"],
+    }
 
 
 def _guidance(settings: Mapping[str, Any]) -> float:
-    scale = settings.get("guidance_scale")
-    return _DEFAULT_GUIDANCE if scale is None else float(scale)
+    return given(settings, "guidance_scale", _DEFAULT_GUIDANCE)
 
 
 def _position_embedding(source: str) -> Any:
@@ -250,6 +219,7 @@ def _position_embedding(source: str) -> Any:
     return embed
 
 
-def _dtype(dtype: torch.dtype) -> Any:
-    """All that the shells' methods read of a configuration."""
-    return SimpleNamespace(dtype=dtype)
+def _pipeline() -> Any:
+    from vllm_omni.diffusion.models.sd3.pipeline_sd3 import StableDiffusion3Pipeline
+
+    return StableDiffusion3Pipeline
