@@ -25,6 +25,17 @@ WORKFLOW_RANK_BYTES = 72 * 2**30
 DEADLINE_FACTORS = (1.5, 6.0)  # drawn between these: of the time alone on one rank, times requests per rank
 
 
+def additions_per_s(num_additions: int = 1_000_000) -> float:
+    """Integers that a loop adds in a second of CPU time, the best of five: how fast this machine runs Python."""
+    elapsed_s = []
+    for _ in range(5):
+        started_s, total = time.thread_time(), 0
+        for number in range(num_additions):
+            total += number
+        elapsed_s.append(time.thread_time() - started_s)
+    return num_additions / min(elapsed_s)
+
+
 def simulated_tasks_per_s(
     policy: Policy, table: CostTable, trace: Sequence[TraceRequest], num_ranks: int
 ) -> float:

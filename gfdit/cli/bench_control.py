@@ -16,16 +16,16 @@ from gfdit.cli.sim import progress
 from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy.loading import known_policies
 from gfdit.sim.compare import PolicyChoice
-from gfdit.sim.control_speed import SteadyState, simulated_tasks_per_s
+from gfdit.sim.control_speed import SteadyState, additions_per_s, simulated_tasks_per_s
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.workflow_mixes import WorkflowMix, paper_setting
 from gfdit.sim.workloads import PATTERNS, generate, request_classes, workload_classes
 
 SPEED_COSTS, SPEED_RANKS, SPEED_LOAD = "wan2.2-synthetic", 8, 0.9
 GROWTH = 10  # how many times the requests of the short trace the long one has
-MIN_TASKS_PER_S, MIN_TASKS_PER_S_OTHERS = {"fcfs": 30_000}, 15_000
-MAX_GROWTH, MAX_P99_S, MAX_SHARE = 12.0, 1e-3, 0.05
-MAX_WORKFLOW_P99_S = 1e-2
+MIN_TASKS_PER_S, MIN_TASKS_PER_S_OTHERS = {"fcfs": 40_000, "triage": 30_000}, 15_000
+MAX_GROWTH, MAX_SHARE = 12.0, 0.05
+MAX_P99_S, MAX_P99_OF_FEW_S, FEW = 1e-2, 1e-3, 64  # of a decision, by requests in flight
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,21 +48,30 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     source = provenance(sys.argv)  # first of all: the checkout may move on during the run
     load_average = os.getloadavg()[0]
+    additions = additions_per_s()
     policies = chosen_policies(args) if getattr(args, "policies", None) else _installed()
     rows = []
     with progress("bench control", 2 * len(policies)) as step:
         for policy in policies:
             speed = _speed(policy, args)
             step()
-            rows.append({"policy": policy.label, **speed, **_steady(policy, args)})
+            per_addition = 1e6 * speed["tasks_per_s"] / additions
+            rows.append({"policy": policy.label, **speed, "per_addition": per_addition, **_steady(policy, args)})
             if getattr(policy.load(), "places_components", False):
                 rows.append({"policy": f"{policy.label}, workflows", **_steady(policy, args, _workflows())})
             step()
     settings = {
         name: getattr(args, name) for name in ("requests", "repeats", "costs", "ranks", "in_flight", "tasks")
     }
-    report = {**source, "load_average": load_average, "settings": settings, "policies": rows}
+    report = {
+        **source,
+        "load_average": load_average,
+        "additions_per_s": additions,
+        "settings": settings,
+        "policies": rows,
+    }
     print("\n".join(_table(rows)))
+    print(f"this machine: {_millions(additions)}")
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -139,6 +148,7 @@ _COLUMNS = (
     ("tasks/s", "{tasks_per_s:,.0f}"),
     ("10x: tasks/s", "{tasks_per_s_long:,.0f}"),
     ("10x: time", "{growth:.1f} x"),
+    ("tasks/M additions", "{per_addition:,.0f}"),
     ("decision p50 ms", "{p50_ms:.3f}"),
     ("p99 ms", "{p99_ms:.3f}"),
     ("p99 ms, wall", "{wall_ms:.3f}"),
@@ -147,6 +157,10 @@ _COLUMNS = (
     ("policy", "{policy_share:.2%}"),
     ("step s", "{mean_task_s:.3f}"),
 )
+
+
+def _millions(additions: float) -> str:
+    return f"{additions / 1e6:.1f} million additions a second in Python"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -185,13 +199,20 @@ def _markdown(report: dict[str, Any]) -> str:
         "",
         *_verdicts(report["policies"], settings),
         "",
-        *source_lines(report, f"Python {report['python']}", f"load average {report['load_average']:.1f}"),
+        *source_lines(
+            report,
+            f"Python {report['python']}",
+            f"load average {report['load_average']:.1f}",
+            _millions(report["additions_per_s"]),
+        ),
         "- CPU times, and the wall clock where it says so; other programs stretch both",
         "",
         *("| " + " | ".join(line) + " |" for line in table),
         "",
         f"- Tasks/s: simulations of {settings['requests']} and {GROWTH * settings['requests']} requests, "
-        f"50 steps, `{SPEED_COSTS}`, {SPEED_RANKS} ranks, load {SPEED_LOAD}; the fastest of {settings['repeats']}",
+        f"50 steps, `{SPEED_COSTS}`, {SPEED_RANKS} ranks, load {SPEED_LOAD}; "
+        f"the fastest of {settings['repeats']}. For each million additions of a loop in Python, too: "
+        "by that, results of different machines compare",
         f"- The other columns: a request arrives for each that ends, of three sizes; `{settings['costs']}`; "
         f"{settings['tasks']} tasks, after as many to warm up",
         "- Control plane, policy: share of one core that each needs to keep up; step: mean time of a task there, "
@@ -215,17 +236,18 @@ def _verdicts(rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[
         speed = min(row["tasks_per_s"], row["tasks_per_s_long"])
         lines.append(f"- {row['policy']}: {speed:,.0f} tasks/s (target {least:,}: {verdict(speed >= least)})")
     steady = f"{settings['ranks']} ranks, {settings['in_flight']} requests in flight"
+    most_s = MAX_P99_OF_FEW_S if settings["in_flight"] <= FEW else MAX_P99_S
     return [
         *lines,
         f"- Ten times the requests take at most {growth['growth']:.1f} times as long ({growth['policy']}; target "
         f"{MAX_GROWTH:.0f}: {verdict(growth['growth'] <= MAX_GROWTH)})",
         f"- {steady}: a decision takes at most {1e3 * p99['decision_p99_s']:.3f} ms at p99 ({p99['policy']}; "
-        f"target {1e3 * MAX_P99_S:.0f} ms: {verdict(p99['decision_p99_s'] <= MAX_P99_S)})",
+        f"target {1e3 * most_s:.0f} ms: {verdict(p99['decision_p99_s'] <= most_s)})",
         f"- {steady}: the control plane needs at most {share['control_share']:.2%} of a core, beside the policy "
         f"({share['policy']}; target {MAX_SHARE:.0%}: {verdict(share['control_share'] <= MAX_SHARE)})",
         *(
             f"- {steady}, {row['policy']}: a decision takes {1e3 * row['decision_p99_s']:.3f} ms at p99 (target "
-            f"{1e3 * MAX_WORKFLOW_P99_S:.0f} ms: {verdict(row['decision_p99_s'] <= MAX_WORKFLOW_P99_S)}), the "
+            f"{1e3 * most_s:.0f} ms: {verdict(row['decision_p99_s'] <= most_s)}), the "
             f"control plane {row['control_share']:.2%} of a core (target {MAX_SHARE:.0%}: "
             f"{verdict(row['control_share'] <= MAX_SHARE)})"
             for row in workflows

@@ -55,9 +55,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*SMALL.split(), "--policy", "fcfs", "--policy-arg", "group_size=2", "--policy", "equipartition"]
     assert cli.main([*arguments, "--json", str(out), "--out", str(tmp_path / "results")]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [row.split("  ")[0] for row in shown[1:]] == ["fcfs group_size=2", "equipartition"]
+    *rows, machine = shown[1:]
+    assert [row.split("  ")[0] for row in rows] == ["fcfs group_size=2", "equipartition"]
     report = json.loads(out.read_text())
+    assert machine == f"this machine: {report['additions_per_s'] / 1e6:.1f} million additions a second in Python"
     for row in report["policies"]:
+        assert row["per_addition"] == pytest.approx(1e6 * row["tasks_per_s"] / report["additions_per_s"])
         assert row["tasks_per_s"] > 0 and row["decision_p50_s"] <= row["decision_p99_s"]
         assert row["growth"] == pytest.approx(10 * row["tasks_per_s"] / row["tasks_per_s_long"])
         assert min(row["control_share"], row["policy_share"], row["simulated_s"]) > 0
