@@ -105,6 +105,27 @@ def test_a_formatter_of_the_users_own_is_used(lines: Callable[[], list[str]]) ->
     assert lines() == ["gfdit-test|gfdit.test|r1"]
 
 
+def test_loggers_below_and_beside_stay_as_they_are(lines: Callable[[], list[str]]) -> None:
+    """In a worker they are vLLM's, which has just made them."""
+    below, beside = logging.getLogger("vllm.below"), logging.getLogger("beside.vllm")
+    below.setLevel(logging.ERROR)
+    assert not below.isEnabledFor(logging.WARNING) and logging.getLogger("vllm.other").isEnabledFor(
+        logging.WARNING
+    )
+    try:
+        levels = {"vllm": {**VLLM["loggers"]["vllm"], "level": "ERROR"}, "vllm.new.one": {"level": "INFO"}}
+        log_as_vllm(
+            {"version": 1, "handlers": {}, "loggers": {**levels, "vllm": {"level": "ERROR"}}}, "gfdit-test"
+        )
+        assert below.level == logging.ERROR and not (below.disabled or beside.disabled)
+        assert logging.getLogger("vllm.below") is below and below.parent is logging.getLogger("vllm")
+        # What they have found out about levels is forgotten.
+        assert not logging.getLogger("vllm.other").isEnabledFor(logging.WARNING)
+        assert logging.getLogger("vllm.new.one").parent is logging.getLogger("vllm")
+    finally:
+        below.setLevel(logging.NOTSET)
+
+
 class Kept(logging.Handler):
     def __init__(self, said: list[str]) -> None:
         super().__init__()
