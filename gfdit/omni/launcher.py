@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
+from vllm_omni.diffusion.registry import DiffusionModelRegistry
 from vllm_omni.platforms import current_omni_platform
 
 from gfdit.comm import create_heap
@@ -120,7 +121,7 @@ class ElasticExecutor(DiffusionExecutor):
                 worker=f"gfdit.omni.{'workflow_executor' if settings.workflows else 'executor'}:make_executor",
                 worker_payload_path=str(payload_path),
                 start_method="forkserver" if on_cpu else "spawn",
-                preload=["gfdit.omni.preload"] if on_cpu else [],
+                preload=["gfdit.omni.preload", *self._pipeline_modules()] if on_cpu else [],
                 heap=self.heap.to_json(),
                 run_ahead=settings.run_ahead,
                 max_artifact_bytes=settings.max_artifact_bytes,
@@ -161,6 +162,12 @@ class ElasticExecutor(DiffusionExecutor):
         new = path.with_suffix(".new")
         new.write_bytes(pickle.dumps(payload))
         new.replace(path)  # at once: a worker may be starting
+
+    def _pipeline_modules(self) -> list[str]:
+        """Where the pipeline is that every worker makes, if it is one of vLLM-Omni's."""
+        known = DiffusionModelRegistry.models.get(str(self.od_config.model_class_name))
+        module = getattr(known, "module_name", None)
+        return [] if module is None else [module]
 
     def _threads_per_rank(self) -> int:
         """One rank per core is the aim; ranks that share a core must not also share it with their threads."""
