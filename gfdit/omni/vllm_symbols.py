@@ -170,6 +170,10 @@ SYMBOLS: Mapping[str, Mapping[str, str | None]] = {
         "resolve_wan_guidance_scales": "sampling_params, default_guidance_scale",
         "resolve_wan_sample_solver": "req, default=",
     },
+    "vllm_omni.diffusion.registry": {
+        "DiffusionModelRegistry": None,
+        "DiffusionModelRegistry.models": None,
+    },
     "vllm_omni.diffusion.request": {
         "OmniDiffusionRequest": None,
     },

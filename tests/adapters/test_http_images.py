@@ -16,8 +16,9 @@ from PIL import Image
 
 from gfdit.cli.main import main
 from gfdit.observe.timeline import read_timeline
+from tests.support import local_http
 from tests.support.server import ServerProcess, free_port, start_server
-from tests.support.waiting import HANG_S, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -56,7 +57,7 @@ def server(family: str, folder: Path) -> Iterator[ServerProcess]:
 def post(server: ServerProcess, **fields: Any) -> httpx.Response:
     body = {"prompt": "a red panda", "size": f"{WIDTH}x{HEIGHT}", "num_inference_steps": 4, "seed": 1}
     url = f"{server.base_url}/v1/images/generations"
-    return httpx.post(url, json={**body, "guidance_scale": 0.0, **fields}, timeout=HANG_S, trust_env=False)
+    return local_http.post(url, json={**body, "guidance_scale": 0.0, **fields})
 
 
 def pixels(response: httpx.Response) -> list[np.ndarray]:

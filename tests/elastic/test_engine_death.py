@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support import local_http
 from tests.support.leftovers import nothing_left
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.waiting import HANG_S
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough]
 def post(server: ServerProcess, side: int = 256, steps: int = 2, timeout_s: float = 60.0) -> httpx.Response:
     body = {"prompt": "a red panda", "size": f"{side}x{side}", "num_inference_steps": steps, "seed": 1}
     url = f"{server.base_url}/v1/images/generations"
-    return httpx.post(url, json=body, timeout=timeout_s, trust_env=False)
+    return local_http.post(url, json=body, timeout=timeout_s)
 
 
 def processes(server: ServerProcess, what: str) -> list[psutil.Process]:
@@ -53,7 +54,7 @@ def test_a_server_without_control_process_says_so(model: Path, tmp_path: Path) -
         for answer in answers:
             assert answer.status_code == 503, answer.text
             assert answer.headers["retry-after"] == "1" and answer.json()["error"]["code"] == 503
-        assert httpx.get(f"{server.base_url}/health", trust_env=False).status_code == 503
+        assert local_http.get(f"{server.base_url}/health").status_code == 503
         assert not psutil.wait_procs(workers, timeout=15)[1], "workers end by themselves"
         server.process.terminate()
         assert server.process.wait(30) == 0

@@ -28,6 +28,7 @@ from gfdit.core.tasks import TaskKind
 from gfdit.observe.catalogue import METRICS
 from gfdit.observe.timeline import Span, read_timeline
 from gfdit.omni.http_operations import REFUSED, WITHOUT_PROFILER
+from tests.support import local_http
 from tests.support.browser import needs_chromium, open_page
 from tests.support.collector import Collector, http_collector
 from tests.support.leftovers import nothing_left
@@ -89,7 +90,7 @@ def post(
 
 
 def call(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.base_url}{path}", headers=WITH_KEY, timeout=HANG_S, trust_env=False, **body)
+    return local_http.post(f"{server.base_url}{path}", headers=WITH_KEY, **body)
 
 
 def test_metrics_are_there_before_the_first_request(server: ServerProcess) -> None:
@@ -115,10 +116,7 @@ def test_a_request_is_in_its_clients_trace(server: ServerProcess, collector: Col
     options = {"deadline_ms": 600_000, "slo_class": "interactive"}
     body = body_of(128, steps=4) | {"extra_params": {"gfdit": options}}
     url = f"{server.base_url}/v1/images/generations"
-    assert (
-        httpx.post(url, json=body, headers={**WITH_KEY, **headers}, timeout=HANG_S, trust_env=False).status_code
-        == 200
-    )
+    assert local_http.post(url, json=body, headers={**WITH_KEY, **headers}).status_code == 200
     wait_until(lambda: [one for one in collector.of(trace) if one.name == "request"], "the request's span")
     (root,) = [one for one in collector.of(trace) if one.name == "request"]
     assert (root.parent, root.state, root.resource["gfdit.policy"]) == (parent, "a=b", "equipartition")
@@ -258,7 +256,7 @@ def events(server: ServerProcess, event: str) -> list[float]:
 
 
 def get(server: ServerProcess, path: str) -> httpx.Response:
-    return httpx.get(f"{server.base_url}{path}", headers=WITH_KEY, timeout=HANG_S, trust_env=False)
+    return local_http.get(f"{server.base_url}{path}", headers=WITH_KEY)
 
 
 def metric(server: ServerProcess, name: str) -> list[float]:
@@ -517,7 +515,7 @@ def test_vllm_omnis_own_calls_work_or_are_refused_in_a_line(server: ServerProces
 
 
 def test_healthy_after_all_that(server: ServerProcess) -> None:
-    assert httpx.get(f"{server.base_url}/health", timeout=HANG_S, trust_env=False).status_code == 200
+    assert local_http.get(f"{server.base_url}/health").status_code == 200
     assert generate(server)[0] == 200
     wait_until(lambda: metric(server, "gfdit_artifact_bytes") == [0, 0], "nothing is held any more")
 
@@ -529,7 +527,7 @@ def test_a_server_that_is_told_to_stop_ends_what_runs(server: ServerProcess) -> 
         return sum(sum(metric(server, f"vllm_omni:num_requests_{state}")) for state in ("running", "waiting"))
 
     def health() -> int:
-        return httpx.get(f"{server.base_url}/health", timeout=HANG_S, trust_env=False).status_code
+        return local_http.get(f"{server.base_url}/health").status_code
 
     with ThreadPoolExecutor() as pool:
         long = pool.submit(post, server, side=1024, steps=200)

@@ -19,9 +19,10 @@ from gfdit.cli.replay import ReplayOptions, replay
 from gfdit.observe.timeline import read_timeline
 from gfdit.omni.plugin import find_accelerator
 from gfdit.sim.trace import TraceRequest
+from tests.support import local_http
 from tests.support.openai_client import only_image, openai_client
 from tests.support.server import ServerProcess, free_port, start_server
-from tests.support.waiting import HANG_S, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.thorough,
@@ -74,7 +75,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 
 def post(server: ServerProcess, path: str, **arguments: Any) -> httpx.Response:
-    return httpx.post(f"{server.base_url}{path}", timeout=HANG_S, trust_env=False, **arguments)
+    return local_http.post(f"{server.base_url}{path}", **arguments)
 
 
 def edit(server: ServerProcess, image: bytes | None = None, **fields: str) -> httpx.Response:
@@ -197,7 +198,7 @@ def test_a_trace_with_an_input_image(server: ServerProcess) -> None:
 
 
 def test_healthy_after_all_that(server: ServerProcess) -> None:
-    assert httpx.get(f"{server.base_url}/health", timeout=HANG_S, trust_env=False).status_code == 200
+    assert local_http.get(f"{server.base_url}/health").status_code == 200
 
 
 def test_an_edit_of_several_images(tmp_path: Path) -> None:

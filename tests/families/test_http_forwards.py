@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 import pytest
@@ -25,9 +24,10 @@ from gfdit.cli.main import main
 from gfdit.observe.timeline import read_timeline
 from gfdit.omni.plugin import find_accelerator
 from tests.families.image_requests import picture
+from tests.support import local_http
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, post_video
-from tests.support.waiting import HANG_S, wait_until
+from tests.support.waiting import wait_until
 
 # Each has a server of its own; `make families` runs them, too. In `make test` are the same forwards without HTTP
 # (tests/adapters), and HTTP with other pipelines (tests/elastic).
@@ -104,10 +104,10 @@ def make(server: ServerProcess, family: str, script: str, steps: int = 4, seed: 
         form = {**fields, **EDITS[family], "extra_params": json.dumps(extra)}
         form = {name: str(value) for name, value in form.items()}
         files = {"image": ("in.png", buffer.getvalue(), "image/png")}
-        response = httpx.post(f"{url}/edits", data=form, files=files, timeout=HANG_S, trust_env=False)
+        response = local_http.post(f"{url}/edits", data=form, files=files)
     else:
         body = {**fields, **IMAGES[family], "extra_params": extra}
-        response = httpx.post(f"{url}/generations", json=body, timeout=HANG_S, trust_env=False)
+        response = local_http.post(f"{url}/generations", json=body)
     assert response.status_code == 200, response.text
     image = base64.b64decode(response.json()["data"][0]["b64_json"])
     return np.asarray(Image.open(io.BytesIO(image)))

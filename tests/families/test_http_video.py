@@ -16,10 +16,11 @@ from PIL import Image
 
 from gfdit.cli.main import main
 from gfdit.observe.timeline import Span, read_timeline
+from tests.support import local_http
 from tests.support.openai_client import openai_client
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, get, post_video, wait_for_job
-from tests.support.waiting import HANG_S, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -80,7 +81,7 @@ def test_a_video_as_a_job(server: ServerProcess) -> None:
     assert said[-1]["progress"] == 100 and said[-1]["num_frames"] == NUM_FRAMES
     content = get(server.base_url, f"/v1/videos/{job['id']}/content").content
     assert np.array_equal(frames_of(content), frames(server, num_inference_steps=40))
-    deleted = httpx.delete(f"{server.base_url}/v1/videos/{job['id']}", timeout=HANG_S, trust_env=False)
+    deleted = local_http.delete(f"{server.base_url}/v1/videos/{job['id']}")
     assert deleted.json()["deleted"] is True
 
 
@@ -136,10 +137,10 @@ def test_a_job_that_is_deleted_frees_its_ranks(server: ServerProcess, timeline: 
     long = {**FIELDS, "size": "256x256", "num_frames": 33, "num_inference_steps": 200}
     job = f"{server.base_url}/v1/videos/{post_video(server.base_url, '/v1/videos', long).json()['id']}"
     wait_until(far_spans, "the job runs")
-    assert httpx.delete(job, timeout=HANG_S, trust_env=False).status_code == 200
+    assert local_http.delete(job).status_code == 200
     assert frames(server).shape[0] == NUM_FRAMES
     deleted = far_spans()[-1].request
     wait_until(lambda: read_timeline(timeline)[-1].request != deleted, "the timeline has what came after it")
     of_it = [span for span in read_timeline(timeline) if span.request == deleted]
     assert "decode" not in {span.kind for span in of_it} and max(span.step for span in of_it) < 199
-    assert httpx.get(job, timeout=HANG_S, trust_env=False).status_code == 404
+    assert local_http.get(job).status_code == 404

@@ -4,13 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gfdit.cli.main import main
 from gfdit.omni.plugin import find_accelerator
+from tests.support import local_http
 from tests.support.server import ServerError, ServerProcess, free_port, generate_image, start_server
-from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(find_accelerator() is not None, reason="serves on the CPU platform")
 
@@ -62,10 +61,7 @@ def test_stock_engine_serves_an_image(server: ServerProcess) -> None:
 
 @pytest.mark.thorough
 def test_metrics_count_the_requests(server: ServerProcess) -> None:
-    assert (
-        "vllm_omni:requests_success"
-        in httpx.get(f"{server.base_url}/metrics", timeout=HANG_S, trust_env=False).text
-    )
+    assert "vllm_omni:requests_success" in local_http.get(f"{server.base_url}/metrics").text
 
 
 @pytest.mark.thorough

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from tests.support import local_http
 from tests.support.waiting import HANG_S, wait_until
 
 PROGRAM = shutil.which("chromium")
@@ -79,7 +79,7 @@ def open_page(url: str, folder: Path) -> Iterator[Page]:
         address = f"http://127.0.0.1:{port_file.read_text().splitlines()[0]}/json/list"
 
         def targets() -> list[str]:
-            found = httpx.get(address, trust_env=False, timeout=HANG_S).json()
+            found = local_http.get(address).json()
             return [one["webSocketDebuggerUrl"] for one in found if one["type"] == "page" and one["url"] == url]
 
         wait_until(targets, "the page is open")

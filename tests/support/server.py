@@ -13,6 +13,7 @@ import httpx
 from PIL import Image
 
 from gfdit.cli.server_process import ServerError, ServerProcess, free_port, start_server
+from tests.support import local_http
 from tests.support.waiting import HANG_S
 
 __all__ = ["KEY", "ServerError", "ServerProcess", "free_port", "generate_image", "start_server"]
@@ -43,10 +44,12 @@ def generate_image(
         body["negative_prompt"] = negative_prompt
     if extra_params is not None:
         body["extra_params"] = dict(extra_params)
-    with httpx.Client(timeout=timeout_s, trust_env=False) as client:
-        response = client.post(
-            f"{base_url}/v1/images/generations", json=body, headers={"Authorization": f"Bearer {KEY}"}
-        )
+    response = local_http.post(
+        f"{base_url}/v1/images/generations",
+        json=body,
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=timeout_s,
+    )
     if response.status_code != httpx.codes.OK:
         return response.status_code, response.json()
     png = base64.b64decode(response.json()["data"][0]["b64_json"])

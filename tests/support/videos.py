@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from tests.support.waiting import HANG_S, wait_until
+from tests.support import local_http
+from tests.support.waiting import wait_until
 
 
 def post_video(
@@ -28,11 +29,11 @@ def post_video(
         png = io.BytesIO()
         image.save(png, "png")
         files["input_reference"] = ("first_frame.png", png.getvalue(), "image/png")
-    return httpx.post(f"{base_url}{path}", files=files, timeout=HANG_S, trust_env=False)
+    return local_http.post(f"{base_url}{path}", files=files)
 
 
 def get(base_url: str, path: str) -> httpx.Response:
-    return httpx.get(f"{base_url}{path}", timeout=HANG_S, trust_env=False)
+    return local_http.get(f"{base_url}{path}")
 
 
 def wait_for_job(base_url: str, job_id: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from PIL import Image
 from gfdit.adapters.testing.processes import Child
 from gfdit.cli.main import USAGE_ERROR, main
 from gfdit.observe.timeline import read_timeline
+from tests.support import local_http
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.waiting import HANG_S, wait_until
 
@@ -96,7 +97,7 @@ def post(server: ServerProcess, workflow: str | None, inputs: Any = None, **body
         "extra_params": {"gfdit": {**gfdit, "inputs": inputs or {}}},
         **body,
     }
-    return httpx.post(f"{server.base_url}/v1/images/generations", json=asked, timeout=HANG_S)
+    return local_http.post(f"{server.base_url}/v1/images/generations", json=asked)
 
 
 def generate(server: ServerProcess, family: str, num_nets: int) -> np.ndarray:
@@ -168,7 +169,9 @@ def test_all_at_once_are_themselves_alone_also_when_a_worker_is_killed(server: S
         os.kill(workers[0].pid, signal.SIGKILL)
         for key, future in asked.items():
             assert is_same(key[0], future.result(), alone[key]), key
-    wait_until(lambda: httpx.get(f"{server.base_url}/health").status_code == 200, "the server is healthy again")
+    wait_until(
+        lambda: local_http.get(f"{server.base_url}/health").status_code == 200, "the server is healthy again"
+    )
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -195,7 +198,7 @@ def test_a_mistake_is_one_clear_line(server: ServerProcess, workflow: str, input
     answer = post(server, workflow, inputs)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
-    assert httpx.get(f"{server.base_url}/health").status_code == 200
+    assert local_http.get(f"{server.base_url}/health").status_code == 200
 
 
 BROKEN = """
