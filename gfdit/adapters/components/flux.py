@@ -117,15 +117,12 @@ class FluxTransformer(BaseTransformer):
 
 def _image_arguments(inputs: StepInputs) -> dict[str, Any]:
     """Of a pass; the positions of image tokens are (S, 3)."""
-    tensor, rows, columns = (
-        inputs.tensor,
-        inputs.latents["height"] // ALIGNMENT,
-        inputs.latents["width"] // ALIGNMENT,
-    )
+    tensor = inputs.tensor
+    sides = [inputs.latents[side] // ALIGNMENT for side in ("height", "width")]
     return {
         "hidden_states": tensor,
         "timestep": inputs.timesteps.to(tensor) / 1000,
-        "img_ids": _pipeline()._prepare_latent_image_ids(rows, columns, tensor.device, tensor.dtype),
+        "img_ids": _pipeline()._prepare_latent_image_ids(*sides, tensor.device, tensor.dtype),
     }
 
 
