@@ -39,6 +39,7 @@ def test_gpu_machine_with_everything_passes() -> None:
     setup._check_host(["torch==2.13.0", "vllm==0.30.1", "vllm-omni==0.30.0"])
 
 
+@pytest.mark.thorough
 def test_gpu_environment_sees_the_hosts_packages(tmp_path: Path) -> None:
     setup._create(tmp_path)
     hidden = subprocess.run([tmp_path / "bin" / "python", "-c", "import torch"], capture_output=True)

@@ -138,6 +138,9 @@ class ElasticDiffusionEngine(DiffusionEngine):
         }
 
     def close(self) -> None:
+        if self.stop_event is not None:
+            self.stop_event.set()
+            self.executor.wake()  # else the loop waits for up to a second before it looks
         super().close()
         if self.metrics.tracing is not None:
             self.metrics.tracing.close()

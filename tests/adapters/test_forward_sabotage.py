@@ -14,6 +14,7 @@ import pytest
 from gfdit.adapters.testing import AdapterKit, KitRequest
 from tests.adapters.conftest import Kits
 from tests.adapters.test_forwards import FORWARD
+from tests.support.thorough import thorough
 
 REQUEST = KitRequest(96, 128, seed=3, steps=4, guidance_scale=3.5, max_sequence_length=32)
 FULL, COMPACT = "full", "compact"
@@ -77,6 +78,7 @@ SABOTAGES: dict[str, tuple[dict[str, str], str | None, str]] = {
     "an exception in the middle": ({"start": "assert index < 2, 'the third step fails'"}, None, "cannot run"),
     "its own loop": ({"step": EULER}, FULL, ""),
 }
+QUICK = ("nothing", "momentum in a local", "momentum in a block", "everybody's generator")
 
 
 def plant(executor: Any, parts: dict[str, str]) -> None:
@@ -97,7 +99,7 @@ def kit(kits: Kits) -> Iterator[AdapterKit]:
     yield kits("flux", num_ranks=2, adapter=FORWARD)
 
 
-@pytest.mark.parametrize("name", SABOTAGES)
+@pytest.mark.parametrize("name", [*QUICK, *thorough(name for name in SABOTAGES if name not in QUICK)])
 def test_a_sabotaged_forward_makes_no_wrong_image(kit: AdapterKit, name: str) -> None:
     parts, mode, reason = SABOTAGES[name]
     kit.on_ranks(plant, parts)

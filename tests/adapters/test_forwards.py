@@ -32,7 +32,7 @@ REFUSED = {("omnigen2", "image"): "generator", ("omnigen2", "guided by image"): 
 ONE_RANK = {"boogu-image", "boogu-image-turbo", "helios-pyramid"}
 FORWARD = "gfdit.adapters.forward.adapter:ForwardAdapter"
 #: Families of which `make test` runs a request: a loop of vLLM-Omni's kind, and one that steps by itself.
-QUICK = {"krea2-turbo", "wan-dmd"}
+QUICK = {"wan-dmd"}
 # Largest difference of an element under layouts that change, where images are of magnitude 1.
 TOLERANCE = 1e-4
 #: Families of which stock itself makes other images at other degrees: gfdit's are those of stock at that degree.

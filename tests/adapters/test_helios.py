@@ -27,6 +27,7 @@ def kit(kits: Kits) -> AdapterKit:
     return kits("helios")
 
 
+@pytest.mark.thorough
 def test_a_video_is_that_of_stock(kit: AdapterKit) -> None:
     (stock,) = kit.stock([GUIDED])
     assert stock.array.shape == (1, 3, 33, 64, 64)

@@ -38,7 +38,7 @@ REQUESTS = {
     "wan2.2-t2v-a14b": VIDEO,
     "wan2.2-i2v": VIDEO.but(images=(PICTURE,)),
 }
-QUICK = ("qwen-image", "wan2.2-ti2v")
+QUICK = ("qwen-image",)
 
 
 @pytest.mark.parametrize("family", [*QUICK, *thorough(name for name in REQUESTS if name not in QUICK)])

@@ -33,6 +33,7 @@ def several(family: str) -> list[KitRequest]:
     return [one, others[0], others[1].but(sampling={**one.sampling, "strength": 0.6})]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_of_their_own_keys_share_passes(family: str, kits: Kits) -> None:
     kit, edits = kits(family, num_ranks=2), [own(each) for each in several(family)]

@@ -21,7 +21,6 @@ ODD: dict[str, KitRequest] = {
     "qwen-image-edit": image(80, 112, images=(PICTURE,)),
     "qwen-image-edit-plus": image(80, 112, images=(PICTURE, PICTURE.rotate(180))),
 }
-QUICK = ("qwen-image",)
 
 
 def refuse_masks(executor: Any) -> int:
@@ -53,10 +52,8 @@ def mask_everything(executor: Any) -> None:
     setattr(GroupFreeUlysses, "pre_attention", masked)  # noqa: B010
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in ODD],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ODD)
 def test_no_family_masks_its_padding(
     family: str, fork_server: ForkServer, tiny_model: Callable[..., Path]
 ) -> None:
@@ -66,6 +63,7 @@ def test_no_family_masks_its_padding(
         assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_a_mask_would_be_seen(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> None:
     """Negative control."""
     with AdapterKit(tiny_model("qwen-image"), fork_server=fork_server, comm_timeout_s=HANG_S) as kit:

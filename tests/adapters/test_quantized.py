@@ -42,7 +42,7 @@ def to_fp8(source: Path, target: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
 
 
-@pytest.fixture(scope="module", params=["online", pytest.param("checkpoint", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["online", "checkpoint"])
 def kit(
     request: pytest.FixtureRequest,
     kits: Kits,
@@ -62,6 +62,7 @@ def kit(
     yield kit
 
 
+@pytest.mark.thorough
 def test_one_rank_makes_stocks_image_wherever_it_is(kit: AdapterKit) -> None:
     for dtypes in kit.on_ranks(dtypes_of_blocks):
         assert "float8_e4m3fn" in dtypes, "nothing is quantised: the test would prove nothing"
@@ -72,6 +73,7 @@ def test_one_rank_makes_stocks_image_wherever_it_is(kit: AdapterKit) -> None:
         assert output.identical(stock)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("degrees", "script"),
     [({"ulysses_degree": 2}, "sp2@0,1"), ({"cfg_parallel_size": 2}, "cfg2@1,0")],

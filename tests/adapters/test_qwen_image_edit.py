@@ -35,6 +35,7 @@ def kit(kits: Kits) -> AdapterKit:
     return kits("qwen-image-edit")
 
 
+@pytest.mark.thorough
 def test_an_edit_is_that_of_stock(kit: AdapterKit) -> None:
     (stock,) = kit.stock([SMALL])
     assert kit.run(SMALL, APART).identical(stock)

@@ -75,7 +75,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9), run_ahead=st.integers(0, 1))
 @example(
     seed=1870, num_ranks=5, num_requests=2, run_ahead=0

@@ -120,7 +120,7 @@ def alone(name: str) -> torch.Tensor:
 
 
 RANKS = ((0,), (2, 0), (1, 3, 0), (3, 1, 0, 2))
-QUICK = {"images": (1, 3, 0), "videos": (2, 0)}  # of the large ones
+QUICK = {"images": (1, 3, 0), "videos": (2, 0), "squares": (3, 1, 0, 2)}
 
 
 @pytest.mark.parametrize(

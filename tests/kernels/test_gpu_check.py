@@ -265,6 +265,7 @@ sys.meta_path.insert(0, Bare())
 """
 
 
+@pytest.mark.thorough
 def test_a_short_run_on_a_machine_with_nothing_but_torch_and_triton(tmp_path: Path) -> None:
     """The command itself, from elsewhere: a part, its processes, and its report."""
     bare = tmp_path / "bare"

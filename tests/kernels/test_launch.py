@@ -139,6 +139,7 @@ def every_operation(comm: GroupFreeComm) -> tuple[list[str], list[str]]:
     return [str(variant) for variant in launcher.late], [str(variant) for variant in packed[False]]
 
 
+@pytest.mark.thorough
 def test_the_list_of_variants_is_complete() -> None:
     """Nothing else is launched; and, as a negative control, what was not warmed up is noticed."""
     with open_world(3, slot_bytes=2048) as world:

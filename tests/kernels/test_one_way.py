@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 
 from gfdit.comm import CommError, GroupFreeComm
@@ -107,6 +108,7 @@ def test_plans_are_kept_and_not_too_many() -> None:
     assert run_all(3, through_many_tables, slot_bytes=SLOT_BYTES) == [[1, 2, 3, 3, 4, 4, 4, 4, 4, 4]] * 3
 
 
+@pytest.mark.thorough
 def test_eight_megabytes() -> None:
     assert run_all(3, large, slot_bytes=2**20) == [None] * 3
 
@@ -186,6 +188,7 @@ def bursts(comm: GroupFreeComm) -> None:
     assert same_bits(out, random_bytes(SLOT_BYTES, peer))
 
 
+@pytest.mark.thorough
 def test_bursts_in_both_directions() -> None:
     assert run_all(2, bursts, slot_bytes=SLOT_BYTES) == [None] * 2
 

@@ -8,7 +8,7 @@ from tests.kernels.soak import run
 
 
 def test_random_collectives_by_random_paths() -> None:
-    for rank, pieces in enumerate(run(4, 7, 40, 20, timeout_s=280)):
-        assert len(pieces) == 2 and pieces[-1].num_performed > 12
+    for rank, pieces in enumerate(run(4, 7, 16, 8, timeout_s=280)):
+        assert len(pieces) == 2 and pieces[-1].num_performed > 4
         check_growth(rank, pieces)
     assert not heap_files()

@@ -50,6 +50,7 @@ def into_place(comm: GroupFreeComm, path: Path, program: Any, *args: Any) -> Any
     return result
 
 
+@pytest.mark.thorough
 def test_straight_into_place() -> None:
     even = (2, (6,) * 3, (1,) * 3, (2, 1, 1), 16, torch.bfloat16)
     with open_world(3, slot_bytes=512, place_bytes=1 << 16) as world:

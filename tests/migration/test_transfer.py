@@ -25,9 +25,10 @@ from gfdit.migration.tensor_fields import NESTED_BYTES, tensor_fields
 from gfdit.migration.transfer import METADATA_ROOM, SMALL_BYTES, MigrationError, migrate
 from tests.comm.worlds import open_world
 from tests.kernels.worlds import InterpretedHeap
+from tests.support.thorough import thorough
 
 CPU = torch.device("cpu")
-both_transports = pytest.mark.parametrize("heap_class", [SharedMemoryHeap, InterpretedHeap])
+both_transports = pytest.mark.parametrize("heap_class", [SharedMemoryHeap, *thorough([InterpretedHeap])])
 
 
 def run_ranks(

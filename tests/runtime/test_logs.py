@@ -55,6 +55,7 @@ def run(**environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_they_obey_vllm_logging_config_path(tmp_path: Path) -> None:
     """One that writes JSON lines to a file, and names vLLM's logger alone."""
     file, config = tmp_path / "log", tmp_path / "logging.json"

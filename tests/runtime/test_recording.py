@@ -16,11 +16,12 @@ from gfdit.observe.recording import RecordingReader
 from gfdit.sim.costs.published_costs import qwen_image_h20
 from gfdit.sim.replay import main, replay
 from tests.runtime.test_runtime import Runtime
+from tests.support.thorough import thorough
 
 NUM_REQUESTS = 12
 
 
-@pytest.fixture(scope="module", params=["nominal costs", "cost table"])
+@pytest.fixture(scope="module", params=[*thorough(["nominal costs"]), "cost table"])
 def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of a runtime with three ranks under traffic, with failures, a cancelled request and a repeated id."""
     folder = tmp_path_factory.mktemp("recording")

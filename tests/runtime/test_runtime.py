@@ -30,6 +30,7 @@ from gfdit.runtime.config import RuntimeConfig, make_run_dir
 from gfdit.sim.replay import replay
 from tests.support.endings import Ended
 from tests.support.leftovers import Leftovers, nothing_left
+from tests.support.thorough import thorough
 from tests.support.waiting import HANG_S, wait_until
 
 POLICY = "gfdit.policies.layout_script:LayoutScript"
@@ -361,7 +362,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize("how", [*thorough(list(HANGS)[:3]), "outside of Python"])
 def test_a_policy_that_never_answers_fails_no_request(tmp_path: Path, how: str) -> None:
     (tmp_path / "stuck.py").write_text(
         "from gfdit.policies.layout_script import LayoutScript\n"
@@ -447,6 +448,7 @@ def test_nothing_outlives_an_engine_that_is_killed() -> None:
     assert not Path(run_dir).exists()
 
 
+@pytest.mark.thorough
 def test_workers_that_hang_while_they_load_outlive_nobody(tmp_path: Path) -> None:
     """Neither engine nor control process is there to end them."""
     code = (

@@ -23,6 +23,7 @@ from benchmarks.edits_report import (
 )
 from gfdit.cli.provenance import provenance
 from gfdit.core.tasks import TaskKind
+from tests.support.thorough import thorough
 
 SEEDS = (0, 1)
 
@@ -65,7 +66,7 @@ def test_processing_images_between_steps_delays_all() -> None:
     assert sums[1] - sums[0] == pytest.approx(2 * PROCESSING_S)
 
 
-@pytest.mark.parametrize("per_s", [0.25, 0.5])
+@pytest.mark.parametrize("per_s", [0.5, *thorough([0.25])])
 def test_triage_meets_more_deadlines_and_has_a_lower_mean_than_the_placement_of_the_paper(per_s: float) -> None:
     pipeline = Point("placement", "pipeline", per_s, 4, 80, deadlines=True)
     triage = replace(pipeline, system="triage")
@@ -74,6 +75,7 @@ def test_triage_meets_more_deadlines_and_has_a_lower_mean_than_the_placement_of_
     assert mean(replace(triage, deadlines=False), "p95_s") < 1.05 * mean(pipeline, "p95_s")
 
 
+@pytest.mark.thorough
 def test_the_page_and_the_picture(tmp_path: Path) -> None:
     report = provenance(["benchmarks/edits_report.py"]) | report_of(6, SEEDS, 1)
     text = markdown(report)

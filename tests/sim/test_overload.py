@@ -16,6 +16,7 @@ from gfdit.policies.triage import Triage
 from gfdit.sim.simulator import SimulationOptions, SimulationRun, Simulator, Status
 from gfdit.sim.trace import TraceRequest
 from tests.sim.tables import AROUND_S, STEP_S, line, table
+from tests.support.thorough import thorough
 
 NUM_RANKS = 4
 SECONDS = 600.0
@@ -49,7 +50,7 @@ def serve(policy: Policy, trace: list[TraceRequest]) -> tuple[SimulationRun, int
 
 
 @pytest.mark.parametrize("mode", ["deadline", "promise"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["triage", *thorough(["fcfs", "edf"])])
 def test_overload(name: str, mode: str) -> None:
     policy = POLICIES[name]
     # Saturated: always something to do, nothing to be late for.

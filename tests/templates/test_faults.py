@@ -60,7 +60,7 @@ def _short_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "write", lambda fd, data: write(fd, data[: 1 + len(data) // 2]))
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("work", WORK)
 def test_killed_at_every_call(stores: Stores, work: str, stride: int) -> None:
     """Whatever the killed one leaves is right or not there, takes no more than it may, and is in nobody's way."""

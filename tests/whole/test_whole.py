@@ -11,7 +11,7 @@ import pytest
 from tests.whole.mutants import FROM_SEED, MUTANTS, RARE, WEATHER
 from tests.whole.storm import CHANGED, Storm, replay_command, storm
 
-NUM_EVENTS = 15_000
+NUM_EVENTS = 10_000
 CHANGED_EVENTS = 6_000
 MUTANT_EVENTS = 60_000  # within which each must be found, from its seed on; most are in the first run
 RARE_EVENTS = 1_000_000
@@ -52,12 +52,12 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_run_is_the_same_in_another_process(done: Storm) -> None:
     """Where the order of a set decides nothing."""
-    code = "from tests.whole.world import World; print([World(seed).run().digest for seed in range(16)])"
+    code = "from tests.whole.world import World; print([World(seed).run().digest for seed in range(8)])"
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     again = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True
     )
-    assert again.stdout.splitlines()[-1:] == [str(done.digests[:16])], again.stderr  # vLLM has said something
+    assert again.stdout.splitlines()[-1:] == [str(done.digests[:8])], again.stderr  # vLLM has said something
 
 
 def test_the_command_that_replays_a_seed_works() -> None:

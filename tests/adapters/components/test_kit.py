@@ -29,9 +29,8 @@ def example(source: Source, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / EXAMPLE.name)
 
 
-@pytest.mark.parametrize(
-    "names", [{"sd3-1"}, pytest.param({"sd3-1", "flux-2"}, marks=pytest.mark.thorough)], ids=str
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", [{"sd3-1"}, {"sd3-1", "flux-2"}], ids=str)
 def test_the_workflows_that_ship_pass(ranks: Ranks, example: str, names: set[str]) -> None:
     values = {"prompt": "a red panda", "height": 128, "width": 128, "max_sequence_length": 32}
     images = {f"image_{number}": Image.linear_gradient("L").convert("RGB") for number in range(2)}
