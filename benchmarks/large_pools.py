@@ -177,8 +177,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.set_ylim(0, 102)
         axes.set_title(f"{study}, load {load:g}", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(hows) > 1:
-            axes.legend(fontsize=8, frameon=False, loc="lower left")
+    handles, labels = max([axes.get_legend_handles_labels() for axes in grid.flat], key=lambda pair: len(pair[1]))
+    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=2, loc="outside upper right")
     figure.supylabel("requests in time, %", fontsize=9)
     figure.savefig(path, dpi=110)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -10,10 +11,10 @@ from itertools import takewhile
 from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
-from gfdit.core import Decision, Dispatch, ParallelSpec, SchedulerView, TaskKind, TaskView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskKind, TaskView
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
-from gfdit.core.policy.ranks import FreeRanks, RankCounts
+from gfdit.core.policy.ranks import FreeRanks
 from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
@@ -47,7 +48,7 @@ class Start(NamedTuple):
 
     task: TaskView
     prospect: Prospect
-    spec: ParallelSpec
+    layout: ExecutionLayout
 
 
 @dataclass
@@ -74,7 +75,9 @@ class Triage:
        would find them busy one after the other. Where many come that need several ranks, late steps are kept
        shorter, for those who are there and those yet to come: by more ranks than they need, or they wait.
     4. *How wide.* As wide as needed, waiting for ranks if that saves the deadline, else as narrow as possible:
-       there a rank-second does most. Ranks that nobody wants go where they save most time each.
+       there a rank-second does most. Ranks that nobody wants go where they save most time each. Of several
+       nodes a request, or each branch of its guidance, has the ranks of one: it waits for the node that is the
+       first to have enough, or is narrower.
     5. *Who shares a step.* Where no rank is left, kept requests alike that wait join a step that starts, if one
        for all is faster than one after the other and they are in time all the same. They are encoded for that
        before their turn. Edits under masks do so without a deadline, too: their steps are short and gain by it. No
@@ -146,14 +149,13 @@ class Triage:
         if prospect is None or not num_free or not self._queue.has_followed(view.requests):
             return None
         prospect.settle(view.now_s, math.inf)
-        if prospect.kept and prospect.spec.size > num_free:
+        free = FreeRanks.of(view.ranks)
+        if prospect.kept and not free.fits(prospect.spec, task.model):
             return None  # it may be worth waiting for more
         if not prospect.kept and prospect.deadline_s < math.inf and len(view.requests) > 1:
             return None  # it may be in the way
         specs = prospect.specs if task.kind is TaskKind.DENOISE else useful_times(task, view)[0]
-        free = FreeRanks.of(view.ranks)
-        most = num_free if len(free) == free.count(task.model) else free.count(task.model)
-        spec = next((spec for spec in reversed(specs) if spec.size <= most), None)
+        spec = next((spec for spec in reversed(specs) if free.fits(spec, task.model)), None)
         if spec is None or (layout := free.take(spec, task.model, prospect.request.last_layout)) is None:
             return None
         return Decision((Dispatch((task.id,), layout),))
@@ -180,49 +182,46 @@ class Triage:
         late_step_s: Mapping[str, float] = {}
         if self.withholding:
             ready, late_step_s = self._not_in_the_way(ready, prospects.values(), overdue, view.now_s)
-        left, num_withheld = RankCounts(free), 0
+        num_waiting = 0
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
         in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
         for prospect in in_turn:
             task = tasks[prospect.request.id]
-            most = left.of(task.model)
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
             if task.kind is TaskKind.DENOISE and prospect.request.id in late_step_s:
                 spec = prospect.within(late_step_s[prospect.request.id])
-                if spec.size > most:
-                    num_withheld += 1
+                if not free.fits(spec, task.model):
+                    num_waiting += 1
                     continue
-            if spec.size > most:
-                if self.waiting and (
-                    prospect in overdue or _is_worth_waiting(prospect, task, spec.size - most, view)
-                ):
-                    left.take(task.model, most)  # they are for this one
-                    if not left:
-                        break
-                    continue
-                spec = max([s for s in prospect.specs if s.size <= most], key=attrgetter("size"), default=spec)
-            if spec.size <= most:
-                starts.append(Start(task, prospect, spec))
-                left.take(task.model, spec.size)
-                if not left:
+            if not free.fits(spec, task.model):
+                if self.waiting and (prospect in overdue or prospect.kept):
+                    node, ready_s = _first_to_have(spec, task, free, view)
+                    if prospect in overdue or ready_s <= prospect.latest_start_s:
+                        free.hold(task.model, node)  # they are for this one
+                        num_waiting += 1
+                        if not free:
+                            break
+                        continue
+                fitting = [spec for spec in prospect.specs if free.fits(spec, task.model)]
+                spec = max(fitting, key=attrgetter("size"), default=None)
+            if spec is not None and (layout := free.take(spec, task.model, prospect.request.last_layout)):
+                starts.append(Start(task, prospect, layout))
+                if not free:
                     guests = self._guests(starts, in_turn, prospects, tasks, view) if self.batching else {}
                     break
         else:
-            if left and len(starts) + num_withheld == len(ready):
-                starts += _further(tasks, prospects, left, view)
+            if free and len(starts) + num_waiting == len(ready):
+                starts += _further(tasks, prospects, free, view)
             if (
                 self.widening
                 and self.objective != "throughput"
-                and left
-                and len(starts) + num_withheld >= len(ready)
+                and free
+                and len(starts) + num_waiting >= len(ready)
             ):
-                starts = _widened(starts, left, view)
-        dispatches = []
-        for start in starts:
-            if layout := free.take(start.spec, start.task.model, start.prospect.request.last_layout):
-                dispatches.append(Dispatch((start.task.id, *guests.get(start.task.id, ())), layout))
-        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, free, prospects, view))
+                starts = _widened(starts, free, view)
+        dispatches = [Dispatch((task.id, *guests.get(task.id, ())), layout) for task, _, layout in starts]
+        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, prospects, view))
 
     def _reserved(self, view: SchedulerView) -> Callable[[float], float]:
         """By size of a request, how many ranks those will take who are expected and smaller."""
@@ -233,7 +232,6 @@ class Triage:
         self,
         ready: Sequence[Prospect],
         dispatches: Sequence[Dispatch],
-        free: FreeRanks,
         prospects: Mapping[str, Prospect],
         view: SchedulerView,
     ) -> tuple[Load, ...]:
@@ -241,6 +239,9 @@ class Triage:
         if not view.components:
             return ()
         self._placer.note(view)
+        free = FreeRanks.of(view.ranks)
+        for dispatch in dispatches:
+            free.claim(dispatch.layout)
         begun = {name for dispatch in dispatches for name in dispatch.tasks}
         order = {prospect.request.id: (prospect.due_s, prospect.shortness) for prospect in ready}
         waiting = [task for task in view.ready if task.id not in begun and task.request_id in order]
@@ -367,56 +368,70 @@ def _is_step(prospect: Prospect, tasks: Mapping[str, TaskView]) -> bool:
 
 
 def _further(
-    tasks: Mapping[str, TaskView], prospects: Mapping[str, Prospect], left: RankCounts, view: SchedulerView
+    tasks: Mapping[str, TaskView], prospects: Mapping[str, Prospect], free: FreeRanks, view: SchedulerView
 ) -> Iterator[Start]:
     """What else is ready of the requests in ``tasks``, on ranks that nobody waits for."""
     for task in view.ready:
         name, spec = task.request_id, view.cost.candidates(task)[0]
-        if tasks[name].id != task.id and name in prospects and spec.size <= left.of(task.model):
-            left.take(task.model, spec.size)
-            yield Start(task, prospects[name], spec)
+        if tasks[name].id == task.id or name not in prospects or not free.fits(spec, task.model):
+            continue
+        if layout := free.take(spec, task.model, prospects[name].request.last_layout):
+            yield Start(task, prospects[name], layout)
 
 
-def _is_worth_waiting(prospect: Prospect, task: TaskView, num_lacking: int, view: SchedulerView) -> bool:
-    """Whether a kept request is in time if it waits for the ranks that it lacks for the degree it needs."""
-    if not prospect.kept:
-        return False
-    model = task.model
-    ends_s = sorted([r.busy_until_s for r in view.ranks if r.busy_until_s is not None and model in r.resident])
-    return num_lacking <= len(ends_s) and ends_s[num_lacking - 1] <= prospect.latest_start_s
+def _first_to_have(
+    spec: ParallelSpec, task: TaskView, free: FreeRanks, view: SchedulerView
+) -> tuple[int | None, float]:
+    """The node that is the first to have enough free ranks for ``spec``, and when.
+
+    None if no node has so many ranks; if enough are free now, but not together, there is nothing to wait for.
+    Ranks whose tasks start now count for nothing.
+    """
+    anywhere = spec.size > free.node_size
+    if anywhere and spec.size <= free.count(task.model):
+        return None, math.inf
+    ends_s: defaultdict[int | None, list[float]] = defaultdict(list)
+    free_ids = free.ids
+    for rank in view.ranks:
+        end_s = view.now_s if rank.id in free_ids else rank.busy_until_s
+        if end_s is not None and task.model in rank.resident:
+            ends_s[None if anywhere else rank.node].append(end_s)
+    enough = [(sorted(ends)[spec.size - 1], node) for node, ends in ends_s.items() if len(ends) >= spec.size]
+    ready_s, node = min(enough, key=itemgetter(0), default=(math.inf, None))
+    return node, ready_s
 
 
-def _widened(starts: Iterable[Start], left: RankCounts, view: SchedulerView) -> list[Start]:
+def _widened(starts: Iterable[Start], free: FreeRanks, view: SchedulerView) -> list[Start]:
     """Give idle ranks to the requests that they shorten most, per rank, as long as any gains."""
     starts = list(starts)
     gains: list[tuple[float, int, ParallelSpec]] = []
 
     def offer(index: int) -> None:
-        if gain := _widening(starts[index], left, view):
+        if gain := _widening(starts[index], free, view):
             heappush(gains, (-gain[0], index, gain[1]))
 
     for index in range(len(starts)):
         offer(index)
     while gains:
         _, index, spec = heappop(gains)
-        model, extra = starts[index].task.model, spec.size - starts[index].spec.size
-        if extra <= left.of(model):
-            left.take(model, extra)
-            starts[index] = starts[index]._replace(spec=spec)
+        task, prospect, layout = starts[index]
+        if spec.size - len(layout.ranks) <= free.count_beside(layout, task.model, spec.size):
+            wider = free.widen(layout, spec, task.model, prospect.request.last_layout)
+            starts[index] = Start(task, prospect, wider)
         offer(index)
     return starts
 
 
-def _widening(start: Start, left: RankCounts, view: SchedulerView) -> tuple[float, ParallelSpec] | None:
+def _widening(start: Start, free: FreeRanks, view: SchedulerView) -> tuple[float, ParallelSpec] | None:
     """The seconds that each further rank saves, and the degree at which that is most."""
-    task, prospect, spec = start
-    specs, seconds = prospect.specs, prospect.left_s
+    task, prospect, layout = start
+    specs, seconds, size = prospect.specs, prospect.left_s, len(layout.ranks)
     if task.kind is not TaskKind.DENOISE:
         specs, seconds = useful_times(task, view)
-    at, most = specs.index(spec), left.of(task.model)
+    at = specs.index(layout.parallel)
     gains = [
-        ((seconds[at] - left_s) / (wider.size - spec.size), wider)
+        ((seconds[at] - left_s) / (wider.size - size), wider)
         for wider, left_s in zip(specs[at + 1 :], seconds[at + 1 :], strict=True)
-        if wider.size - spec.size <= most
+        if wider.size - size <= free.count_beside(layout, task.model, wider.size)
     ]
     return max(gains, key=itemgetter(0), default=None)

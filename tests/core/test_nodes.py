@@ -126,3 +126,47 @@ def test_it_crosses_nodes_only_where_none_has_room(ranks: set[int], sp: int, dat
     assert (taken is None) == (len(ranks) < sp)
     if taken is not None:
         assert set(taken.ranks) <= ranks and (len({rank // 4 for rank in taken.ranks}) == 1) == fits
+
+
+POOL = [RankView(rank, None, None, frozenset({"m"}), rank // 4) for rank in range(16)]
+SPECS = st.builds(ParallelSpec, st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2]))
+
+
+def is_on_one_node_each(taken: ExecutionLayout) -> bool:
+    """Each branch of guidance."""
+    return Nodes(4).crossing(taken).together == taken.parallel.sp
+
+
+@given(st.sets(st.integers(0, 15)), SPECS)
+def test_what_fits_is_taken_from_one_node(ranks: set[int], spec: ParallelSpec) -> None:
+    ready = FreeRanks([rank for rank in POOL if rank.id in ranks], POOL)
+    fits, taken = ready.fits(spec, "m"), ready.take(spec, "m")
+    if spec.sp > 4:  # wider than a node
+        assert fits == (taken is not None)
+    else:
+        assert fits == (taken is not None and is_on_one_node_each(taken))
+    assert not ready.fits(spec, "another")
+
+
+@given(st.sets(st.integers(0, 15)), st.sampled_from([1, 2]), SPECS, st.permutations(range(16)))
+def test_a_layout_widens_on_its_nodes(ranks: set[int], size: int, spec: ParallelSpec, order: list[int]) -> None:
+    ready = FreeRanks([rank for rank in POOL if rank.id in ranks], POOL)
+    last = layout(*order[:4], sp=4)
+    if spec.size <= size or (narrow := ready.take(ParallelSpec(size), "m", last)) is None:
+        return
+    before = len(ready)
+    if ready.count_beside(narrow, "m", spec.size) < spec.size - size:
+        return
+    wider = ready.widen(narrow, spec, "m", last)
+    assert wider.parallel == spec and set(wider.ranks) <= ranks and not {*wider.ranks} & {*ready.ids}
+    assert len(ready) == before - (spec.size - size)
+    if spec.size <= 4 and Nodes(4).crossing(narrow).together == size:
+        assert {rank // 4 for rank in wider.ranks} == {rank // 4 for rank in narrow.ranks}
+
+
+def test_what_is_held_is_nobody_elses() -> None:
+    ready = free(0, 1, 4, 5)
+    ready.hold("m", 1)
+    assert {*ready.ids} == {0, 1} and not ready.claim(layout(4, sp=1))
+    ready.hold("m")
+    assert not ready

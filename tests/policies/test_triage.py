@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gfdit.core import Decision, Policy, SchedulerView
+from gfdit.core import Decision, ExecutionLayout, Policy, SchedulerView
+from gfdit.core.cost.nodes import Nodes
 from gfdit.core.cost.table import TableCostModel
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.srtf import Srtf
+from gfdit.policies.tetriserve import TetriServe
 from gfdit.policies.triage import Triage
 from gfdit.sim.compare import PolicyChoice
 from gfdit.sim.costs.cost_tables import load_cost_table
@@ -305,3 +307,37 @@ def test_where_many_need_several_ranks_late_steps_wait_for_all_who_can_be_in_tim
     assert all([one.met_deadline() for one in done.requests if one.trace.id != "late"])
     assert any(begun) is not withholding, "whether a late step began beside the small one"
     assert not all(begun)
+
+
+class Watched:
+    """Notes the layouts of what ``policy`` starts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.name = policy, policy.name
+        self.layouts: list[ExecutionLayout] = []
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        decision = self.policy.schedule(view)
+        self.layouts += [dispatch.layout for dispatch in decision.dispatches]
+        return decision
+
+
+def test_who_needs_several_ranks_waits_for_them_on_one_node() -> None:
+    """On two nodes of four under traffic, where a policy that takes what is free gets ranks of both."""
+    draw, trace, now_s = random.Random(5), [], 0.0
+    for number in range(60):
+        now_s += draw.expovariate(0.8)
+        size = draw.choice(SIZES)
+        due_s = draw.uniform(0.45, 1.2) * alone_s(request("", 0, size, None)) if size == 1536 else None
+        trace.append(request(f"r{number}", now_s, size, due_s))
+    crossing, in_time = {}, {}
+    nodes = Nodes(4)
+    for policy in (Triage(), TetriServe()):
+        watched = Watched(policy)
+        done = Simulator(watched, TABLE, trace, SimulationOptions(8, nodes=nodes)).run()
+        narrow = [layout for layout in watched.layouts if 1 < layout.parallel.sp <= 4]
+        crossing[policy.name] = sum(nodes.crossing(layout).together < layout.parallel.sp for layout in narrow)
+        in_time[policy.name] = len(met(done)) / sum(asked.deadline_s is not None for asked in trace)
+        assert len(narrow) > 50
+    assert crossing["triage"] == 0 < crossing["tetriserve"], crossing
+    assert in_time["triage"] >= in_time["tetriserve"], in_time

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 
 from gfdit.core.layouts import ExecutionLayout, ParallelSpec
@@ -36,14 +37,17 @@ class FreeRanks:
     Those with the fewest models are used first, and of them the first given.
     """
 
-    def __init__(self, ranks: Iterable[RankView]) -> None:
+    def __init__(self, ranks: Iterable[RankView], pool: Sequence[RankView] | None = None) -> None:
+        """``pool``: all ranks there are, whether free or not; by default ``ranks``."""
         self._ranks = {rank.id: rank for rank in sorted(ranks, key=lambda rank: len(rank.resident))}
+        self._pool = list(self._ranks.values()) if pool is None else pool
+        self._taken: dict[int, RankView] = {}
         self._nodes: dict[str, dict[int, dict[int, None]]] = {}  # model -> node -> ranks in order of use
 
     @classmethod
-    def of(cls, ranks: Iterable[RankView]) -> FreeRanks:
+    def of(cls, ranks: Sequence[RankView]) -> FreeRanks:
         """Those of ``ranks`` that run nothing."""
-        return cls([rank for rank in ranks if rank.running_request is None])
+        return cls([rank for rank in ranks if rank.running_request is None], ranks)
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -59,6 +63,26 @@ class FreeRanks:
         """How many have ``model`` loaded."""
         return sum(map(len, self._with_model(model).values()))
 
+    @cached_property
+    def node_size(self) -> int:
+        """The ranks of the largest node, whether free or not."""
+        return max(Counter([rank.node for rank in self._pool]).values(), default=0)
+
+    def fits(self, spec: ParallelSpec, model: str) -> bool:
+        """Whether :meth:`take` finds all on one node, or each branch of guidance on one.
+
+        Those of a branch that is wider than any node may be anywhere.
+        """
+        nodes = self._with_model(model)
+        if len(nodes) < 2 or spec.size == 1:
+            return spec.size <= self.count(model)
+        free = [len(ranks) for ranks in nodes.values()]
+        if max(free) >= spec.size:
+            return True
+        if spec.sp > self.node_size:
+            return sum(free) >= spec.size
+        return sum([count // spec.sp for count in free]) >= spec.cfg > 1
+
     def take(self, spec: ParallelSpec, model: str, last: ExecutionLayout | None = None) -> ExecutionLayout | None:
         """A layout for ``spec`` on ranks with ``model``, which are free no more; None if they are too few.
 
@@ -67,13 +91,20 @@ class FreeRanks:
         what no node has enough for takes as few as possible. Ranks of ``last`` come first, in its order: they hold
         the artifacts.
         """
-        held = [rank for rank in (last.ranks if last else ()) if self._has(rank, model)]
+        held = self._held(last, model)
+        if len(held) < spec.size > self.count(model):
+            return None
+        return self._cut(spec, self._with_model(model), held)
+
+    def _held(self, last: ExecutionLayout | None, model: str) -> list[int]:
+        return [rank for rank in (last.ranks if last else ()) if self._has(rank, model)]
+
+    def _cut(
+        self, spec: ParallelSpec, nodes: Mapping[int, Mapping[int, None]], held: list[int]
+    ) -> ExecutionLayout:
         if len(held) >= spec.size and len({self._ranks[rank].node for rank in held[: spec.size]}) == 1:
             self._remove(held[: spec.size])
             return ExecutionLayout(tuple(held[: spec.size]), spec)
-        if len(held) < spec.size > self.count(model):
-            return None
-        nodes = self._with_model(model)
         if len(nodes) == 1 or spec.size == 1 or any([len(ranks) >= spec.size for ranks in nodes.values()]):
             return ExecutionLayout(tuple(self._take(spec.size, nodes, held)), spec)
         branches = [self._take(spec.sp, nodes, held) for _ in range(spec.cfg)]
@@ -92,6 +123,39 @@ class FreeRanks:
             chosen += here
         return chosen
 
+    def count_beside(self, layout: ExecutionLayout, model: str, size: int) -> int:
+        """How many could join ``layout``, taken from here, for ``size`` ranks in all.
+
+        Those of its nodes; of all, if no node has so many ranks.
+        """
+        return sum(map(len, self._beside(layout, model, size).values()))
+
+    def widen(
+        self, layout: ExecutionLayout, spec: ParallelSpec, model: str, last: ExecutionLayout | None = None
+    ) -> ExecutionLayout:
+        """One for ``spec`` in place of ``layout``, taken from here; :meth:`count_beside` must have enough."""
+        beside = self._beside(layout, model, spec.size)
+        for rank in layout.ranks:
+            self._give_back(rank)
+        return self._cut(spec, beside, self._held(last, model))
+
+    def _beside(self, layout: ExecutionLayout, model: str, size: int) -> Mapping[int, Mapping[int, None]]:
+        nodes = self._with_model(model)
+        if len(nodes) < 2 or size > self.node_size:
+            return nodes
+        return {node: nodes.setdefault(node, {}) for node in {self._taken[rank].node for rank in layout.ranks}}
+
+    def _give_back(self, rank_id: int) -> None:
+        rank = self._ranks[rank_id] = self._taken.pop(rank_id)
+        for model, nodes in self._nodes.items():
+            if model in rank.resident:
+                nodes.setdefault(rank.node, {})[rank_id] = None
+
+    def hold(self, model: str, node: int | None = None) -> None:
+        """Take those with ``model``, of ``node`` or all, for somebody who waits for more."""
+        nodes = self._with_model(model)
+        self._remove([rank for at in (nodes if node is None else [node]) for rank in nodes.get(at, ())])
+
     def claim(self, layout: ExecutionLayout) -> bool:
         """Take exactly ``layout``; False, and nothing taken, unless all its ranks are free."""
         if not self._ranks.keys() >= set(layout.ranks):
@@ -101,7 +165,7 @@ class FreeRanks:
 
     def _remove(self, rank_ids: Iterable[int]) -> None:
         for rank_id in rank_ids:
-            rank = self._ranks.pop(rank_id)
+            rank = self._taken[rank_id] = self._ranks.pop(rank_id)
             for nodes in self._nodes.values():
                 nodes.get(rank.node, {}).pop(rank_id, None)
 
