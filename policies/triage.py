@@ -204,8 +204,10 @@ class Triage:
                             break
                         continue
                 fitting = [spec for spec in prospect.specs if free.fits(spec, task.model)]
-                spec = max(fitting, key=attrgetter("size"), default=None)
-            if spec is not None and (layout := free.take(spec, task.model, prospect.request.last_layout)):
+                if not fitting:
+                    continue
+                spec = max(fitting, key=attrgetter("size"))
+            if layout := free.take(spec, task.model, prospect.request.last_layout):
                 starts.append(Start(task, prospect, layout))
                 if not free:
                     guests = self._guests(starts, in_turn, prospects, tasks, view) if self.batching else {}
