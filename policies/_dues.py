@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from gfdit.policies._allocation import ROUNDING_S
 from gfdit.policies._arrivals import ArrivalRates
+from gfdit.policies._aside import Aside
 from gfdit.policies._prospects import Prospect
 
 MEMORY = 100
@@ -99,7 +100,7 @@ def keep(
             kept.append(prospect)
         else:
             prospect.due_s = math.inf
-    kept.sort(key=attrgetter("due_s"))
+    kept.sort(key=attrgetter("due_s", "number"))
     dearest: list[tuple[float, int, Prospect]] = []  # most work per weight first
     first = 0  # of those due so far that are not among them yet
     demand_rank_s = largest = 0.0
@@ -126,18 +127,21 @@ def keep(
             allowed_rank_s = num_open * left_s
 
 
-def give_up_dear(prospects: Collection[Prospect], price_rank_s: float, num_ranks: int) -> None:
+def give_up_dear(prospects: Collection[Prospect], aside: Aside, price_rank_s: float, num_ranks: int) -> None:
     """Give up, the largest first, who would make others wait for more than ``price_rank_s`` a unit of weight.
 
-    Those are the late ones that are shorter: each would go before it if it was late as well, and now waits for as
-    long as all ranks take for its work.
+    Those are the late ones that are shorter, ``aside`` among them: each would go before it if it was late as well,
+    and now waits for as long as all ranks take for its work.
     """
     late = sorted([prospect.shortness for prospect in prospects if not prospect.kept])
-    if not late:
+    if not late and not aside.queues:
         return
     kept = [prospect for prospect in prospects if prospect.kept]
+    num_aside = sum(map(len, aside.queues.values()))
     for prospect in sorted(kept, key=attrgetter("work_rank_s"), reverse=True):
-        num_waiting = bisect_left(late, prospect.shortness)
+        if (len(late) + num_aside) * prospect.work_rank_s <= price_rank_s * prospect.weight * num_ranks:
+            continue
+        num_waiting = bisect_left(late, prospect.shortness) + aside.num_shorter(prospect.shortness)
         if num_waiting * prospect.work_rank_s > price_rank_s * prospect.weight * num_ranks:
             _give_up(prospect)
             insort(late, prospect.shortness)

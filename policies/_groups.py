@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 
 from gfdit.core import Dispatch, ExecutionLayout, ParallelSpec, RankView, RequestView, SchedulerView, TaskView
 from gfdit.core.layouts import widest
@@ -75,6 +76,7 @@ class WorkerGroups:
         self._groups: dict[GroupId, Group] = {}
         self._group_of_rank: dict[int, Group] = {}
         self._homes: dict[str, Home | None] = {}  # of every live request; None if no ranks can run it
+        self._requests: list[RequestView] = []  # as of the last update
         self._estimates = Estimates()
 
     def update(self, view: SchedulerView) -> None:
@@ -140,11 +142,16 @@ class WorkerGroups:
 
     def _outgrown(self, view: SchedulerView) -> list[str]:
         """Requests that cannot denoise as they were assigned to: it does not fit into memory, as it turned out."""
-        homes, requests = self._homes, view.requests
+        before, self._requests = self._requests, list(view.requests.values())
+        changed: Iterable[RequestView] = self._requests
+        if len(before) == len(self._requests):  # else any may be at another place
+            changed = compress(changed, map(is_not, changed, before))
         return [
-            name
-            for name in dict.fromkeys([task.request_id for task in view.ready])
-            if (home := homes.get(name)) is not None and home.spec not in requests[name].candidates
+            request.id
+            for request in changed
+            if (home := self._homes.get(request.id)) is not None
+            and not request.running
+            and home.spec not in request.candidates
         ]
 
     def _forget(self, name: str) -> None:

@@ -7,10 +7,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import is_not
 
 from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
 from gfdit.core.policy.estimates import MAX_CLASSES, Estimates, ServiceTimes
 from gfdit.policies._allocation import ROUNDING_S, Degree, useful_degrees
+from gfdit.policies._aside import Aside
 
 MAX_PRIORITY = 64
 
@@ -50,6 +53,8 @@ class Prospect:
     work_rank_s: float = field(init=False, default=0.0)
     due_s: float = field(init=False, default=math.inf)
     settled_until_s: float = field(init=False, default=-math.inf)  # until then ``settle`` would change nothing
+    number: int = field(init=False, default=0)  # in order of arrival
+    is_aside: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.step_s, self.fastest_s = self.degrees[0][1], self.degrees[-1][1]
@@ -76,6 +81,11 @@ class Prospect:
     def is_late(self, now_s: float) -> bool:
         """Whether it has a deadline and misses it even if nobody else is there."""
         return self.deadline_s < math.inf and self.spare_s(now_s) < 0
+
+    @property
+    def is_lost(self) -> bool:
+        """It has no deadline, or as last settled none that it could still meet."""
+        return not self.kept and self.settled_until_s == math.inf
 
     def settle(self, now_s: float, max_waste: float) -> None:
         """Find the narrowest degree that meets the deadline; keep the request if there is one for its price.
@@ -108,12 +118,19 @@ class Prospect:
 
 
 class Prospects:
-    """Prospects by request; one is made again only when its request, the ranks or the costs have changed."""
+    """Prospects by request; one is made again only when its request, the ranks or the costs have changed.
+
+    ``live`` are those that are not put ``aside``.
+    """
 
     def __init__(self, *, deadlines: bool = True, weights: bool = True) -> None:
+        self.live: dict[str, Prospect] = {}
+        self.aside = Aside()
         self._deadlines, self._weights = deadlines, weights
         self._estimates = Estimates()
         self._known: dict[str, Prospect] = {}
+        self._requests: list[RequestView] = []  # as of the last call
+        self._numbers = count()
         self._trajectories: dict[tuple[int, int], _Trajectory] = {}  # by identity of times and ranks for the model
         self._num_able: Counter[str] = Counter()  # ranks by model
         self._num_ranks = 0
@@ -123,18 +140,39 @@ class Prospects:
     def of(self, view: SchedulerView) -> Mapping[str, Prospect]:
         """In order of arrival, without requests that no ranks can run."""
         self._refresh(view)
-        known = self._known
-        for name, request in view.requests.items():
-            prospect = known.get(name)
-            if prospect is None or prospect.request is not request:
-                if made := self._make(request, view):
-                    known[name] = made
-                else:
-                    known.pop(name, None)
-        if len(known) > len(view.requests):
+        known, requests = self._known, list(view.requests.values())
+        if known.keys() == view.requests.keys() and len(requests) == len(self._requests):
+            changed = list(compress(requests, map(is_not, requests, self._requests)))
+        else:
+            changed = [one for one in requests if one.id not in known or known[one.id].request is not one]
+        for request in changed:
+            if (old := known.get(request.id)) is not None:
+                self._forget(old)
+            if (made := self._make(request, view)) is not None:
+                made.number = next(self._numbers) if old is None else old.number
+                known[request.id] = self.live[request.id] = made
+            else:
+                known.pop(request.id, None)
+        if len(known) > len(requests):
             for name in known.keys() - view.requests.keys():
-                del known[name]
+                self._forget(known.pop(name))
+        self._requests = requests
         return known
+
+    def put_aside(self) -> None:
+        """Of the live, those that wait and are lost; not edits under masks, which share steps all the same."""
+        lost = [one for one in self.live.values() if one.is_lost and not one.request.running]
+        for prospect in lost:
+            if prospect.request.shape.computed_percent == 100:
+                del self.live[prospect.request.id]
+                prospect.is_aside = True
+                self.aside.add(prospect)
+
+    def _forget(self, prospect: Prospect) -> None:
+        if prospect.is_aside:
+            self.aside.remove(prospect)
+        else:
+            del self.live[prospect.request.id]
 
     def of_one(self, request: RequestView, view: SchedulerView) -> Prospect | None:
         """None if no ranks can run it."""
@@ -146,7 +184,7 @@ class Prospects:
 
     def _refresh(self, view: SchedulerView) -> None:
         if self._is_old(view):
-            self._known, self._trajectories = {}, {}
+            self._known, self._trajectories, self.live, self.aside = {}, {}, {}, Aside()
             self._num_able = Counter([model for rank in view.ranks for model in rank.resident])
             self._num_ranks, self._version, self._since_s = len(view.ranks), view.cost.version, view.now_s
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, Schedu
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
 from gfdit.core.policy.ranks import FreeRanks
+from gfdit.policies._aside import shortest_first
 from gfdit.policies._batches import join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
@@ -49,6 +51,21 @@ class Start(NamedTuple):
     task: TaskView
     prospect: Prospect
     layout: ExecutionLayout
+
+
+class LateLimit(NamedTuple):
+    """How long late steps may take: who is late waits whose narrowest, or fastest, step takes longer than that.
+
+    With ``step_s`` the others of the late run as wide as a step of so many seconds needs.
+    """
+
+    narrowest_s: float = math.inf
+    fastest_s: float = math.inf
+    step_s: float | None = None
+
+    def holds_up(self, prospect: Prospect, now_s: float) -> bool:
+        too_long = prospect.step_s > self.narrowest_s or prospect.fastest_s > self.fastest_s
+        return too_long and prospect.is_late(now_s)
 
 
 @dataclass
@@ -163,34 +180,42 @@ class Triage:
     def _choose(self, view: SchedulerView) -> Decision:
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
-        tasks = {task.request_id: task for task in reversed(view.ready)}  # the first of several of a request
+        last_first = view.ready[::-1]  # so that of several tasks of a request the first is kept
+        tasks = dict(zip(map(attrgetter("request_id"), last_first), last_first, strict=True))
         if view.components:
-            tasks |= {task.request_id: task for task in reversed(view.ready) if _has_place(task, view)}
-        ready = [prospects[name] for name in reversed(tasks) if name in prospects]
+            tasks |= {task.request_id: task for task in last_first if _has_place(task, view)}
         free = FreeRanks.of(view.ranks)
-        is_contended = len(ready) > len(free)
+        is_contended = len(tasks) > len(free)
+        live = self._prospects.live
         keep(
-            prospects.values(),
+            live.values(),
             capacity=len(view.ranks) if self.giving_up else math.inf,
             max_waste=self.max_waste if is_contended else math.inf,
             now_s=view.now_s,
             reserved=self._reserved(view),
         )
+        if self.objective != "throughput":  # there, whoever is alike shares steps
+            self._prospects.put_aside()
         if is_contended and self.giving_up:
-            give_up_dear(prospects.values(), self.price * self._queue.mean_rank_s, len(view.ranks))
+            price_rank_s = self.price * self._queue.mean_rank_s
+            give_up_dear(live.values(), self._prospects.aside, price_rank_s, len(view.ranks))
         overdue = self._overdue(prospects.values(), view.now_s)
-        late_step_s: Mapping[str, float] = {}
-        if self.withholding:
-            ready, late_step_s = self._not_in_the_way(ready, prospects.values(), overdue, view.now_s)
-        num_waiting = 0
+        limit = self._late_limit(view.now_s) if self.withholding else LateLimit()
+        num_seen = num_waiting = 0
         starts: list[Start] = []
         guests: dict[str, list[str]] = {}
-        in_turn = self._in_turn(ready, overdue, prospects.values(), tasks, len(free), view)
+        in_turn = self._in_turn(tasks, overdue, limit, len(free), view)
         for prospect in in_turn:
+            num_seen += 1
             task = tasks[prospect.request.id]
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
-            if task.kind is TaskKind.DENOISE and prospect.request.id in late_step_s:
-                spec = prospect.within(late_step_s[prospect.request.id])
+            if (
+                limit.step_s is not None
+                and task.kind is TaskKind.DENOISE
+                and prospect not in overdue
+                and prospect.is_late(view.now_s)
+            ):
+                spec = prospect.within(limit.step_s)
                 if not free.fits(spec, task.model):
                     num_waiting += 1
                     continue
@@ -213,17 +238,14 @@ class Triage:
                     guests = self._guests(starts, in_turn, prospects, tasks, view) if self.batching else {}
                     break
         else:
-            if free and len(starts) + num_waiting == len(ready):
+            if free and len(starts) + num_waiting == num_seen:
                 starts += _further(tasks, prospects, free, view)
-            if (
-                self.widening
-                and self.objective != "throughput"
-                and free
-                and len(starts) + num_waiting >= len(ready)
-            ):
+            if self.widening and self.objective != "throughput" and free and len(starts) + num_waiting >= num_seen:
                 starts = _widened(starts, free, view)
         dispatches = [Dispatch((task.id, *guests.get(task.id, ())), layout) for task, _, layout in starts]
-        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, prospects, view))
+        ready = [prospects[name] for name in reversed(tasks) if name in prospects] if view.components else ()
+        waiting = [one for one in ready if one in overdue or not limit.holds_up(one, view.now_s)]
+        return Decision(tuple(dispatches), loads=self._loads(waiting, dispatches, prospects, view))
 
     def _reserved(self, view: SchedulerView) -> Callable[[float], float]:
         """By size of a request, how many ranks those will take who are expected and smaller."""
@@ -252,18 +274,33 @@ class Triage:
 
     def _in_turn(
         self,
-        ready: Sequence[Prospect],
+        tasks: dict[str, TaskView],
         overdue: Collection[Prospect],
-        prospects: Collection[Prospect],
-        tasks: Mapping[str, TaskView],
+        limit: LateLimit,
         num_free: int,
         view: SchedulerView,
     ) -> Iterator[Prospect]:
-        if len(ready) <= num_free and sum([prospect.spec.size for prospect in ready]) <= num_free:
-            yield from ready  # there is room for all
-            return
-        now_s = view.now_s
-        blocked_s = max([prospect.step_s for prospect in ready])  # how long a rank may be, before it can be had
+        """Those that are ready, without who is late and must wait."""
+        now_s, live = view.now_s, self._prospects.live
+        ready = [one for name, one in live.items() if name in tasks]
+        ready = [one for one in ready if one in overdue or not limit.holds_up(one, now_s)]
+        ready.sort(key=attrgetter("number"))
+        aside = self._prospects.aside.queues.values()
+        queues = [queue for queue in aside if not limit.holds_up(queue[0][-1], now_s)]
+
+        def is_ready(prospect: Prospect) -> bool:
+            return prospect not in overdue and prospect.request.id in tasks and prospect not in lent
+
+        lent: set[Prospect] = set()
+        if len(ready) + sum(map(len, queues)) <= num_free:
+            all_ready = [*ready, *(one for one in overdue if one.is_aside and one.request.id in tasks)]
+            all_ready += [one for queue in queues for *_, one in queue if is_ready(one)]
+            if sum([prospect.spec.size for prospect in all_ready]) <= num_free:
+                yield from sorted(all_ready, key=attrgetter("number"))  # there is room for all
+                return
+        overdue_ready = [one for one in overdue if one.request.id in tasks]
+        steps_s = [one.step_s for one in (*ready, *overdue_ready, *(queue[0][-1] for queue in queues))]
+        blocked_s = max(steps_s, default=0.0)  # how long a rank may be, before it can be had
         urgent, others = [], []
         for prospect in ready:
             if prospect in overdue:
@@ -275,40 +312,40 @@ class Triage:
             else:
                 others.append(prospect)
         urgent.sort(key=attrgetter("due_s", "shortness"))
-        for prospect in (*(one for one in overdue if one.request.id in tasks), *urgent):
+        for prospect in (*overdue_ready, *urgent):
             num_free -= prospect.spec.size
             yield prospect
-        slack = Slack(prospects, len(view.ranks), self.lending, view.now_s)
+        slack = Slack(live.values(), len(view.ranks), self.lending, now_s)
+
+        def may_be_lent(prospect: Prospect) -> bool:
+            return len(lent) < num_free and slack.spend(prospect.step_s, prospect.due_s)
+
         others.sort(key=attrgetter("shortness", "due_s"))
-        waiting = []
-        for prospect in self._partners_first(others, tasks, now_s) if self.batching else others:
-            if num_free > 0 and slack.spend(prospect.step_s, prospect.due_s):
-                num_free -= 1
-                yield prospect
-            else:
-                waiting.append(prospect)
+        partners = self._partners(others, tasks, now_s) if self.batching else ()
+        first = (one for one in partners if may_be_lent(one))
+        behind = [one for one in others if one not in partners] if partners else others
+        for prospect in chain(first, shortest_first(behind, queues, is_ready, may_be_lent)):
+            lent.add(prospect)
+            yield prospect
+        waiting = [one for one in others if one not in lent]
         waiting.sort(key=attrgetter("due_s", "shortness"))
-        yield from waiting
+        num_due = bisect_left(waiting, math.inf, key=attrgetter("due_s"))
+        yield from waiting[:num_due]
+        yield from shortest_first(waiting[num_due:], queues, is_ready)
 
-    def _not_in_the_way(
-        self, ready: list[Prospect], prospects: Collection[Prospect], overdue: Collection[Prospect], now_s: float
-    ) -> tuple[list[Prospect], Mapping[str, float]]:
-        """``ready`` without those late who must wait, and of other late ones how long their steps may take."""
+    def _late_limit(self, now_s: float) -> LateLimit:
+        live = self._prospects.live.values()
         if self._queue.tight_share < TIGHT_SHARE:
-            limit_s = min([one.spare_s(now_s) for one in prospects if one.kept and one.needed], default=math.inf)
-            if limit_s == math.inf:
-                return ready, {}
-            return [one for one in ready if one.step_s <= limit_s or one in overdue or not one.is_late(now_s)], {}
-        spares_s = [one.spare_s(now_s) for one in prospects if one.deadline_s < math.inf]
+            spares_s = [one.spare_s(now_s) for one in live if one.kept and one.needed]
+            return LateLimit(min(spares_s, default=math.inf))
+        spares_s = [one.spare_s(now_s) for one in live if one.deadline_s < math.inf]
         limit_s = SPARED * min([spare_s for spare_s in spares_s if spare_s >= 0], default=math.inf)
-        late = {one.request.id for one in ready if one.is_late(now_s) and one not in overdue}
-        ready = [one for one in ready if one.request.id not in late or one.fastest_s <= limit_s]
-        return ready, dict.fromkeys(late, min(limit_s, SHORT * self._queue.tight_spare_s))
+        return LateLimit(math.inf, limit_s, min(limit_s, SHORT * self._queue.tight_spare_s))
 
-    def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> list[Prospect]:
+    def _overdue(self, prospects: Iterable[Prospect], now_s: float) -> Mapping[Prospect, None]:
         """Who has waited for too long, the oldest first; nobody of them needs a wide degree any more."""
         since_s = now_s - self.patience * self._queue.longest_s
-        overdue = list(takewhile(lambda prospect: prospect.arrival_s < since_s, prospects))
+        overdue = dict.fromkeys(takewhile(lambda prospect: prospect.arrival_s < since_s, prospects))
         for prospect in overdue:
             prospect.give_up()
         return overdue
@@ -321,14 +358,13 @@ class Triage:
             return True
         return not prospect.kept and prospect.request.shape.computed_percent < 100
 
-    def _partners_first(
-        self, others: Sequence[Prospect], tasks: Mapping[str, TaskView], now_s: float
-    ) -> Sequence[Prospect]:
-        """Who has not begun can share no step: start those first who then could."""
+    def _partners(
+        self, others: Iterable[Prospect], tasks: Mapping[str, TaskView], now_s: float
+    ) -> Collection[Prospect]:
+        """Who has not begun can share no step: those who could, started first."""
         able = [prospect for prospect in others if self._may_share(prospect, now_s)]
         begun = [prospect for prospect in able if _is_step(prospect, tasks)]
-        first = to_prepare(begun, [p for p in able if p.request.steps_done == 0 and not _is_step(p, tasks)])
-        return [*first, *(p for p in others if p not in first)] if first else others
+        return to_prepare(begun, [p for p in able if p.request.steps_done == 0 and not _is_step(p, tasks)])
 
     def _guests(
         self,

@@ -10,6 +10,7 @@ import pytest
 
 from gfdit.core import ParallelSpec, RequestView, Shape
 from gfdit.core.policy.estimates import ServiceTimes
+from gfdit.policies._aside import Aside
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._prospects import Prospect
 
@@ -81,11 +82,16 @@ def test_what_is_given_up_is_due_never() -> None:
 @pytest.mark.parametrize(("price_rank_s", "left"), [(46.0, "ab"), (44.0, "a"), (19.0, "")])
 def test_a_deadline_has_a_price_for_the_late_who_are_shorter(price_rank_s: float, left: str) -> None:
     """On one rank, ``b`` makes three wait for 15 s and ``a`` two of them for 10 s."""
-    late = [prospect("x", 0.0, 4.0), prospect("y", 0.0, 5.0), prospect("z", 0.0, 12.0)]
-    both = [prospect("a", 0.0, 10.0, 50.0), prospect("b", 0.0, 15.0, 50.0)]
-    assert kept(*both, *late, capacity=1.0) == "ab"
-    give_up_dear([*both, *late], price_rank_s, num_ranks=1)
-    assert "".join(each.request.id for each in both if each.kept) == left
+    for num_aside in range(4):
+        late = [prospect("x", 0.0, 4.0), prospect("y", 0.0, 5.0), prospect("z", 0.0, 12.0)]
+        both = [prospect("a", 0.0, 10.0, 50.0), prospect("b", 0.0, 15.0, 50.0)]
+        assert kept(*both, *late, capacity=1.0) == "ab"
+        aside = Aside()
+        for number, one in enumerate(late[:num_aside]):
+            one.number = number
+            aside.add(one)
+        give_up_dear([*both, *late[num_aside:]], aside, price_rank_s, num_ranks=1)
+        assert "".join(each.request.id for each in both if each.kept) == left
 
 
 def test_a_wider_degree_is_for_the_missing_time_only_and_has_its_price() -> None:
