@@ -48,7 +48,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         "# A production log, replayed",
         "",
         *source_lines(report, f"Python {report['python']}"),
-        f"- {report['num_requests']} requests of the {report['log_requests']} in the log, whose others have no steps",
+        f"- {report['num_requests']} requests of {report['log_requests']} in the log; the others have no steps",
         f"- Costs, pool, load, requests: {WHOLE}",
         f"- Target: under {TARGET_S:g} s with any policy; longest: {longest_s:.0f} s",
         "- *Additions*: how fast the machine was: what a loop of Python adds up in a second, behind each replay",

@@ -82,11 +82,6 @@ class Prospect:
         """Whether it has a deadline and misses it even if nobody else is there."""
         return self.deadline_s < math.inf and self.spare_s(now_s) < 0
 
-    @property
-    def is_lost(self) -> bool:
-        """It has no deadline, or as last settled none that it could still meet."""
-        return not self.kept and self.settled_until_s == math.inf
-
     def settle(self, now_s: float, max_waste: float) -> None:
         """Find the narrowest degree that meets the deadline; keep the request if there is one for its price.
 
@@ -160,11 +155,15 @@ class Prospects:
         return known
 
     def put_aside(self) -> None:
-        """Of the live, those that wait and are lost; not edits under masks, which share steps all the same."""
-        lost = [one for one in self.live.values() if one.is_lost and not one.request.running]
+        """Those that wait, and have no deadline or, as last settled, none that they could still meet.
+
+        Not edits under masks, which share steps all the same.
+        """
+        lost = [one for one in self.live.values() if one.settled_until_s == math.inf and not one.kept]
         for prospect in lost:
-            if prospect.request.shape.computed_percent == 100:
-                del self.live[prospect.request.id]
+            request = prospect.request
+            if not request.running and request.shape.computed_percent == 100:
+                del self.live[request.id]
                 prospect.is_aside = True
                 self.aside.add(prospect)
 

@@ -44,6 +44,8 @@ SHORT = 0.35
 ADMITTED = 0.8
 """Of the ranks, how much behind ``--admission`` goes to deadlines: about what they keep of what they start."""
 
+_REQUEST_ID = attrgetter("request_id")
+
 
 class Start(NamedTuple):
     """A task to run now."""
@@ -181,7 +183,7 @@ class Triage:
         prospects = self._prospects.of(view)
         self._queue.follow(prospects, len(view.ranks))
         last_first = view.ready[::-1]  # so that of several tasks of a request the first is kept
-        tasks = dict(zip(map(attrgetter("request_id"), last_first), last_first, strict=True))
+        tasks = dict(zip(map(_REQUEST_ID, last_first), last_first, strict=True))
         if view.components:
             tasks |= {task.request_id: task for task in last_first if _has_place(task, view)}
         free = FreeRanks.of(view.ranks)
@@ -283,7 +285,8 @@ class Triage:
         """Those that are ready, without who is late and must wait."""
         now_s, live = view.now_s, self._prospects.live
         ready = [one for name, one in live.items() if name in tasks]
-        ready = [one for one in ready if one in overdue or not limit.holds_up(one, now_s)]
+        if limit != LateLimit():
+            ready = [one for one in ready if one in overdue or not limit.holds_up(one, now_s)]
         ready.sort(key=attrgetter("number"))
         aside = self._prospects.aside.queues.values()
         queues = [queue for queue in aside if not limit.holds_up(queue[0][-1], now_s)]
