@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -74,7 +75,7 @@ def shortest_first(
 
 
 def _alike(prospect: Prospect) -> Alike:
-    return Alike(prospect.step_s, prospect.fastest_s, prospect.deadline_s < float("inf"))
+    return Alike(prospect.step_s, prospect.fastest_s, prospect.deadline_s < math.inf)
 
 
 def _entry(prospect: Prospect) -> Entry:
