@@ -140,6 +140,8 @@ class Prospects:
             changed = list(compress(requests, map(is_not, requests, self._requests)))
         else:
             changed = [one for one in requests if one.id not in known or known[one.id].request is not one]
+            for name in known.keys() - view.requests.keys():
+                self._forget(known.pop(name))
         for request in changed:
             if (old := known.get(request.id)) is not None:
                 self._forget(old)
@@ -148,9 +150,6 @@ class Prospects:
                 known[request.id] = self.live[request.id] = made
             else:
                 known.pop(request.id, None)
-        if len(known) > len(requests):
-            for name in known.keys() - view.requests.keys():
-                self._forget(known.pop(name))
         self._requests = requests
         return known
 

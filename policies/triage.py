@@ -233,7 +233,7 @@ class Triage:
                 fitting = [spec for spec in prospect.specs if free.fits(spec, task.model)]
                 if not fitting:
                     continue
-                spec = max(fitting, key=attrgetter("size"))
+                spec = fitting[-1]
             if layout := free.take(spec, task.model, prospect.request.last_layout):
                 starts.append(Start(task, prospect, layout))
                 if not free:
@@ -245,9 +245,11 @@ class Triage:
             if self.widening and self.objective != "throughput" and free and len(starts) + num_waiting >= num_seen:
                 starts = _widened(starts, free, view)
         dispatches = [Dispatch((task.id, *guests.get(task.id, ())), layout) for task, _, layout in starts]
-        ready = [prospects[name] for name in reversed(tasks) if name in prospects] if view.components else ()
-        waiting = [one for one in ready if one in overdue or not limit.holds_up(one, view.now_s)]
-        return Decision(tuple(dispatches), loads=self._loads(waiting, dispatches, prospects, view))
+        if not view.components:
+            return Decision(tuple(dispatches))
+        ready = [prospects[name] for name in reversed(tasks) if name in prospects]
+        ready = [one for one in ready if one in overdue or not limit.holds_up(one, view.now_s)]
+        return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, prospects, view))
 
     def _reserved(self, view: SchedulerView) -> Callable[[float], float]:
         """By size of a request, how many ranks those will take who are expected and smaller."""
@@ -262,8 +264,6 @@ class Triage:
         view: SchedulerView,
     ) -> tuple[Load, ...]:
         """6. *What is loaded*: on ranks that are left, what those who wait would otherwise wait longer for."""
-        if not view.components:
-            return ()
         self._placer.note(view)
         free = FreeRanks.of(view.ranks)
         for dispatch in dispatches:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gfdit.core import Decision, SchedulerView
 from gfdit.policies._aside import Aside, shortest_first
-from gfdit.policies._prospects import Prospect
+from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies.triage import Triage
 from tests.policies.test_dues import prospect
 from tests.policies.test_triage import SIZES, alone_s, met, request, run
@@ -100,3 +103,22 @@ def test_they_change_no_decision(arguments: dict[str, float], seed: int) -> None
     both = Both(**arguments)
     done = run(both, trace, num_ranks=4)
     assert both.most_aside > 10 and 0 < len(met(done)) < 64
+
+
+def test_who_is_gone_is_forgotten_also_beside_one_that_nobody_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = {one.request.id: one for one in several([(4.0, None)] * 3)}
+    monkeypatch.setattr(Prospects, "_make", lambda self, request, view: everyone.get(request.id))
+    requests = {name: one.request for name, one in everyone.items()}
+
+    def known(*names: str) -> set[str]:
+        unable = replace(requests["0"], id="unable")
+        asked = {name: requests[name] for name in names} | {"unable": unable}
+        cost = SimpleNamespace(version=0)
+        view: Any = SimpleNamespace(requests=asked, ranks=(), cost=cost, now_s=0.0)
+        found = prospects.of(view)
+        assert found.keys() == prospects.live.keys()
+        return set(found)
+
+    prospects = Prospects()
+    assert known("0", "1", "2") == {"0", "1", "2"}
+    assert known("0", "2") == {"0", "2"}
