@@ -24,6 +24,7 @@ class ArrivalRates:
     _allowed_s: float = 0.0  # on average until the deadline
     _num_averaged: int = 0
     _classes: list[int] = field(default_factory=list)  # in ascending order of size
+    _bounds: list[float] = field(default_factory=list)  # the largest size of each
     _rates: dict[int, float] = field(default_factory=dict)  # by class, as of _until_s
     _until_s: float = 0.0
 
@@ -39,11 +40,12 @@ class ArrivalRates:
         self._until_s = max(self._until_s, arrival_s)
         if (one := _class_of(size)) not in self._rates:
             insort(self._classes, one)
+            self._bounds = [2 ** ((one + 0.5) / SIZES_PER_DOUBLING) for one in self._classes]
         self._rates[one] = self._rates.get(one, 0.0) + rank_s / (self.memory * self._allowed_s)
 
     def smaller(self, now_s: float) -> SmallerRates:
         faded = self._faded(now_s)
-        return SmallerRates(self._classes, [faded * self._rates[one] for one in self._classes])
+        return SmallerRates(self._bounds, [faded * self._rates[one] for one in self._classes])
 
     def _faded(self, now_s: float) -> float:
         age_s = max(0.0, now_s - self._until_s)
@@ -53,12 +55,12 @@ class ArrivalRates:
 class SmallerRates:
     """The rank-seconds a second of all that is smaller than a size."""
 
-    def __init__(self, classes: list[int], rates: list[float]) -> None:
-        self._classes = classes
+    def __init__(self, bounds: list[float], rates: list[float]) -> None:
+        self._bounds = bounds
         self._below = list(accumulate(rates, initial=0.0))
 
     def of(self, size: float) -> float:
-        return self._below[bisect_left(self._classes, _class_of(size))] if size > 0 else 0.0
+        return self._below[bisect_left(self._bounds, size)]
 
 
 def _class_of(size: float) -> int:

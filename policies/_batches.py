@@ -38,7 +38,7 @@ def join(
     shared = []
     for host in hosts:
         queue = alike.get(_kind(host), [])
-        most = _num_within([host, *queue], even_s) if _is_edit(host) else len(queue) + 1
+        most = _num_within([host, *queue], even_s) if is_edit(host) else len(queue) + 1
         for size in sorted(host.times.batch_s, reverse=True):
             if size > most:
                 continue
@@ -78,14 +78,14 @@ def _num_within(queue: Sequence[_Timed], even_s: float) -> int:
     return len(queue)
 
 
-def _is_edit(one: _Timed) -> bool:
+def is_edit(one: _Timed) -> bool:
     return one.request.shape.computed_percent < 100
 
 
 def _kind(one: _Timed) -> Hashable:
     """Requests of one class share their times. Edits share steps whatever their masks (FlashPS, section 4.3)."""
     request = one.request
-    if not _is_edit(one):
+    if not is_edit(one):
         return id(one.times)
     return request.model, request.shape.whole, request.cfg, request.candidates
 

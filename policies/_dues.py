@@ -47,13 +47,13 @@ class ShadowQueue:
         """Whether nobody has come or gone since."""
         return requests.keys() == self._alive
 
-    def follow(self, prospects: Mapping[str, Prospect], num_ranks: int) -> None:
-        """``prospects`` by request, in order of arrival."""
-        if prospects.keys() == self._alive:
-            return
-        self._alive &= prospects.keys()
-        for name, prospect in prospects.items():
-            if name in self._alive:
+    def follow(self, prospects: Mapping[str, Prospect], changed: Collection[str] | None, num_ranks: int) -> None:
+        """``prospects`` by request; who came, in this order, or went is among ``changed``, if that is known."""
+        if changed is None:
+            changed = (*self._alive, *prospects)
+        self._alive.difference_update([name for name in changed if name not in prospects])
+        for name in changed:
+            if name in self._alive or (prospect := prospects.get(name)) is None:
                 continue
             if not self._alive:
                 self.longest_s = self._backlog_rank_s = 0.0
@@ -92,6 +92,8 @@ def keep(
     for prospect in prospects:
         if prospect.settled_until_s < now_s:
             prospect.settle(now_s, max_waste)
+        else:
+            prospect.kept = prospect.settled_until_s < math.inf
         prospect.work_rank_s = prospect.rest_rank_s
         if prospect.free_s > now_s:
             prospect.work_rank_s += prospect.num_held * (prospect.free_s - now_s)

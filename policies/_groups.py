@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import attrgetter, is_not
+from itertools import count
+from operator import attrgetter
+from typing import Any
 
 from gfdit.core import Dispatch, ExecutionLayout, ParallelSpec, RankView, RequestView, SchedulerView, TaskView
 from gfdit.core.layouts import widest
+from gfdit.core.policy.changes import Changes, Queue
 from gfdit.core.policy.estimates import Estimates
 
 GroupId = tuple[int, int]
@@ -20,10 +22,11 @@ _PLACE = attrgetter("id", "node", "resident")
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """``left_s``: seconds of work left of each request that was assigned here."""
+    """``left_s``: seconds of work left of each request that was assigned here; ``queue`` has them in order."""
 
     ranks: list[RankView]
     left_s: dict[str, float] = field(default_factory=dict)
+    queue: Queue = field(default_factory=Queue)
     _layouts: dict[tuple[str, tuple[ParallelSpec, ...]], ExecutionLayout | None] = field(default_factory=dict)
 
     def set_ranks(self, ranks: list[RankView]) -> None:
@@ -50,6 +53,9 @@ class Home:
 Load = Callable[[Group, RequestView, SchedulerView], float]
 """Of a group, if the request were assigned to it."""
 
+Urgency = Callable[[RequestView, float], Any]
+"""Of a request with so many seconds left."""
+
 
 class WorkerGroups:
     """Assigns each request, once, to the group with the least estimated work ahead of it.
@@ -61,43 +67,76 @@ class WorkerGroups:
     stay where they still fit.
     """
 
-    def __init__(self, size: int | None, load: Load | None = None, *, by_task: bool = False) -> None:
+    def __init__(
+        self, size: int | None, load: Load | None = None, *, by_task: bool = False, urgency: Urgency | None = None
+    ) -> None:
         """The group is chosen where ``load`` is least, by default the estimated work.
 
         With ``by_task`` that is the work of the tasks that are ready or run there, and :meth:`assign_tasks`
-        chooses again for each.
+        chooses again for each. In their group requests are in the order of ``urgency``, the least first, and of
+        arrival.
         """
         self._by_task = by_task
         self._assigned: dict[str, str] = {}  # task by request
         self._wanted_size = size
         self._load = load or _work_left_s
+        self._urgency = urgency
         self._size = 1
         self._ranks: Sequence[object] = ()
         self._groups: dict[GroupId, Group] = {}
         self._group_of_rank: dict[int, Group] = {}
         self._homes: dict[str, Home | None] = {}  # of every live request; None if no ranks can run it
-        self._requests: list[RequestView] = []  # as of the last update
+        self._arrivals: dict[str, int] = {}  # the same requests, numbered
+        self._numbers = count()
+        self._changes = Changes()
         self._estimates = Estimates()
 
     def update(self, view: SchedulerView) -> None:
-        """Take in which ranks and requests have come and gone."""
-        for name in self._outgrown(view):
-            self._forget(name)
-        ranks = list(map(_PLACE, view.ranks))
-        if ranks == self._ranks and self._homes.keys() == view.requests.keys():
-            return
-        for name in self._homes.keys() - view.requests.keys():
-            self._forget(name)
-        if ranks != self._ranks:
-            self._form(max([1, *(self._size_for(request, view) for request in view.requests.values())]), view)
-            self._ranks = ranks
-        new = [request for request in view.requests.values() if request.id not in self._homes]
-        size = max([0, *(self._size_for(request, view) for request in new)])
-        if size > self._size:
-            self._form(size, view)
-        for request in view.requests.values():
-            if request.id not in self._homes:
-                self._assign(request, view)
+        """Take in which ranks and requests have come, gone and changed."""
+        changed = self._changes.of(view)
+        try:
+            new = self._unplaced(
+                dict.fromkeys((*self._homes, *view.requests)) if changed is None else changed, view
+            )
+            if (ranks := list(map(_PLACE, view.ranks))) != self._ranks:
+                new = self._form(self._size_for(view.requests.values(), view), view)
+                self._ranks = ranks
+            if new:
+                if (size := self._size_for(new, view)) > self._size:
+                    new = self._form(size, view)
+                for request in sorted(new, key=lambda request: self._arrivals[request.id]):
+                    self._assign(request, view)
+        except Exception:
+            self._changes.forget()
+            raise
+        if self._urgency is not None and self._estimates.are_old(view):
+            for name, home in self._homes.items():
+                if home is not None:
+                    self._enqueue(view.requests[name], home, view)
+
+    def _unplaced(self, changed: Iterable[str], view: SchedulerView) -> list[RequestView]:
+        """Those of ``changed`` that are to be assigned; who is gone is forgotten."""
+        homes, requests, unplaced = self._homes, view.requests, []
+        for name in changed:
+            if (request := requests.get(name)) is None:
+                self._forget(name)
+                self._arrivals.pop(name, None)
+                continue
+            home = homes.get(name)
+            if home is None:
+                if name not in homes:
+                    self._arrivals.setdefault(name, next(self._numbers))
+                    unplaced.append(request)
+            elif not request.running and home.spec not in request.candidates:
+                self._forget(name)  # it does not fit into memory, as it turned out
+                unplaced.append(request)
+            elif self._urgency is not None:
+                self._enqueue(request, home, view)
+        return unplaced
+
+    def _enqueue(self, request: RequestView, home: Home, view: SchedulerView) -> None:
+        urgency = () if self._urgency is None else self._urgency(request, self.remaining_s(request.id, view))
+        home.group.queue.put(request.id, (urgency, self._arrivals[request.id]))
 
     def assign_tasks(self, view: SchedulerView) -> None:
         """Assign every task that has become ready since, the oldest first; of equal groups to that of the last."""
@@ -113,16 +152,12 @@ class WorkerGroups:
                 layout = chosen.group.layout(task.model, view.cost.candidates(task))
                 chosen.group.left_s[name] = view.cost.task_s(task, layout) if layout else 0.0
 
-    def idle(self, view: SchedulerView) -> set[Group]:
+    def idle(self, view: SchedulerView) -> list[Group]:
         """Groups that have requests, and whose ranks are all free."""
         if self._size == 1:
-            return {group for rank in view.free_ranks if (group := self._group_of_rank[rank]).left_s}
+            return [group for rank in view.free_ranks if (group := self._group_of_rank[rank]).left_s]
         num_free = Counter([self._group_of_rank[rank] for rank in view.free_ranks])
-        return {group for group, count in num_free.items() if group.left_s and count == len(group.ranks)}
-
-    def home(self, request_id: str) -> Group | None:
-        home = self._homes[request_id]
-        return home.group if home else None
+        return [group for group, count in num_free.items() if group.left_s and count == len(group.ranks)]
 
     def remaining_s(self, request_id: str, view: SchedulerView) -> float:
         """Time to finish an assigned request in its group, a running task in full."""
@@ -140,23 +175,10 @@ class WorkerGroups:
             return Dispatch((task.id,), layout)
         return None
 
-    def _outgrown(self, view: SchedulerView) -> list[str]:
-        """Requests that cannot denoise as they were assigned to: it does not fit into memory, as it turned out."""
-        before, self._requests = self._requests, list(view.requests.values())
-        changed: Iterable[RequestView] = self._requests
-        if len(before) == len(self._requests):  # else any may be at another place
-            changed = compress(changed, map(is_not, changed, before))
-        return [
-            request.id
-            for request in changed
-            if (home := self._homes.get(request.id)) is not None
-            and not request.running
-            and home.spec not in request.candidates
-        ]
-
     def _forget(self, name: str) -> None:
-        if home := self._homes.pop(name):
+        if home := self._homes.pop(name, None):
             del home.group.left_s[name]
+            home.group.queue.drop(name)
 
     def _assign(self, request: RequestView, view: SchedulerView, last: Group | None = None) -> None:
         times = self._estimates.of(request, view)
@@ -164,11 +186,13 @@ class WorkerGroups:
         groups = self._groups.values()
         for group in sorted(groups, key=lambda group: (self._load(group, request, view), group is not last)):
             if layout := group.layout(request.model, tuple(times.step_s)):
-                self._homes[request.id] = Home(group, layout.parallel)
+                home = self._homes[request.id] = Home(group, layout.parallel)
                 group.left_s[request.id] = times.remaining_s(request, layout.parallel)
+                self._enqueue(request, home, view)
                 return
 
-    def _form(self, size: int, view: SchedulerView) -> None:
+    def _form(self, size: int, view: SchedulerView) -> list[RequestView]:
+        """Make groups of ``size``; returns those that have no place there."""
         old = self._groups if size == self._size else {}
         self._size, self._groups = size, {}
         for group_id, ranks in _members(view.ranks, size).items():
@@ -183,8 +207,13 @@ class WorkerGroups:
                 or not home.group.layout(view.requests[name].model, (home.spec,))
             ):
                 self._forget(name)
+        return [request for name, request in view.requests.items() if name not in self._homes]
 
-    def _size_for(self, request: RequestView, view: SchedulerView) -> int:
+    def _size_for(self, requests: Iterable[RequestView], view: SchedulerView) -> int:
+        """The smallest size, from the wanted one on, at which some group can run each of ``requests``."""
+        return max([self._size_for_one(request, view) for request in requests], default=1)
+
+    def _size_for_one(self, request: RequestView, view: SchedulerView) -> int:
         """The smallest size, from the wanted one on, at which some group can run ``request``."""
         num_able = sum(request.model in rank.resident for rank in view.ranks)
         sizes = [spec.size for spec in self._estimates.of(request, view).step_s if spec.size <= num_able]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import compress, count
-from operator import is_not
+from itertools import count
 
 from gfdit.core import ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskKind
+from gfdit.core.policy.changes import Changes
 from gfdit.core.policy.estimates import MAX_CLASSES, Estimates, ServiceTimes
 from gfdit.policies._allocation import ROUNDING_S, Degree, useful_degrees
 from gfdit.policies._aside import Aside
@@ -109,48 +109,49 @@ class Prospect:
     def give_up(self) -> None:
         """The rest is done at the narrowest degree, unless it is kept again."""
         self.kept, self.needed, self.rest_rank_s = False, 0, self.left_rank_s[0]
-        self.settled_until_s = -math.inf
 
 
 class Prospects:
     """Prospects by request; one is made again only when its request, the ranks or the costs have changed.
 
-    ``live`` are those that are not put ``aside``.
+    ``live`` are those that are not put ``aside``; ``changed`` are the names of requests that came, went or
+    changed between the last two times that all were asked for; None if any may have.
     """
 
     def __init__(self, *, deadlines: bool = True, weights: bool = True) -> None:
         self.live: dict[str, Prospect] = {}
         self.aside = Aside()
+        self.changed: Collection[str] | None = None
         self._deadlines, self._weights = deadlines, weights
         self._estimates = Estimates()
         self._known: dict[str, Prospect] = {}
-        self._requests: list[RequestView] = []  # as of the last call
+        self._changes = Changes()
         self._numbers = count()
         self._trajectories: dict[tuple[int, int], _Trajectory] = {}  # by identity of times and ranks for the model
         self._num_able: Counter[str] = Counter()  # ranks by model
         self._num_ranks = 0
-        self._version = 0
-        self._since_s = -math.inf
 
     def of(self, view: SchedulerView) -> Mapping[str, Prospect]:
-        """In order of arrival, without requests that no ranks can run."""
+        """In order of arrival, without requests that no ranks can run; see also ``changed``."""
         self._refresh(view)
-        known, requests = self._known, list(view.requests.values())
-        if known.keys() == view.requests.keys() and len(requests) == len(self._requests):
-            changed = list(compress(requests, map(is_not, requests, self._requests)))
-        else:
-            changed = [one for one in requests if one.id not in known or known[one.id].request is not one]
-            for name in known.keys() - view.requests.keys():
-                self._forget(known.pop(name))
-        for request in changed:
-            if (old := known.get(request.id)) is not None:
-                self._forget(old)
-            if (made := self._make(request, view)) is not None:
+        known, requests = self._known, view.requests
+        self.changed = names = self._changes.of(view)
+        try:
+            for name in dict.fromkeys((*known, *requests)) if names is None else names:
+                request, old = requests.get(name), known.get(name)
+                if old is not None and old.request is request:
+                    continue
+                made = None if request is None else self._make(request, view)
+                if old is not None:
+                    self._forget(old)
+                if made is None:
+                    known.pop(name, None)
+                    continue
                 made.number = next(self._numbers) if old is None else old.number
-                known[request.id] = self.live[request.id] = made
-            else:
-                known.pop(request.id, None)
-        self._requests = requests
+                known[name] = self.live[name] = made
+        except Exception:
+            self._changes.forget()
+            raise
         return known
 
     def put_aside(self) -> None:
@@ -181,16 +182,11 @@ class Prospects:
         return prospect
 
     def _refresh(self, view: SchedulerView) -> None:
-        if self._is_old(view):
+        if self._estimates.are_old(view) or len(view.ranks) != self._num_ranks:
             self._known, self._trajectories, self.live, self.aside = {}, {}, {}, Aside()
+            self._changes.forget()
             self._num_able = Counter([model for rank in view.ranks for model in rank.resident])
-            self._num_ranks, self._version, self._since_s = len(view.ranks), view.cost.version, view.now_s
-
-    def _is_old(self, view: SchedulerView) -> bool:
-        if len(view.ranks) != self._num_ranks:
-            return True
-        age_s = view.now_s - self._since_s
-        return view.cost.version != self._version and not 0 <= age_s <= self._estimates.max_age_s
+            self._num_ranks = len(view.ranks)
 
     def _make(self, request: RequestView, view: SchedulerView) -> Prospect | None:
         times = self._estimates.of(request, view)

@@ -140,8 +140,8 @@ def scale_up(plan: Plan, left: RankCounts, round_end_s: float) -> None:
 
 def share_steps(plan: Plan, waiting: Iterable[Job]) -> dict[str, str]:
     """Who of ``waiting`` shares the steps of a planned request: guest to host."""
-    hosts = [host for host, (spec, _) in plan.values() if spec == host.degrees[0][0]]
-    batches = join(hosts, waiting, Job.may_take)
+    hosts = [host for host, (spec, _) in plan.values() if host.times.batch_s and spec == host.degrees[0][0]]
+    batches = join(hosts, waiting, Job.may_take) if hosts else ()
     return {guest.request.id: host.request.id for host, guests in batches for guest in guests}
 
 

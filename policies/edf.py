@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from heapq import heapify, heappop
+from dataclasses import dataclass, field
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, RequestView, SchedulerView, TaskView
+from gfdit.core.policy.changes import ReadyQueue
 from gfdit.core.policy.ranks import FreeRanks
 
 
@@ -23,23 +23,22 @@ class Edf:
     name = "edf"
     run_ahead = True
     queue_order = "deadline"
+    _queue: ReadyQueue = field(default_factory=lambda: ReadyQueue(_urgency), init=False, repr=False)
 
     def schedule(self, view: SchedulerView) -> Decision:
         free = FreeRanks.of(view.ranks)
-        queue = [(*_urgency(task, view), index) for index, task in enumerate(view.ready)]  # ready: by arrival
-        heapify(queue)
         dispatches = []
-        while queue and len(free):
-            task = view.ready[heappop(queue)[-1]]
+        for task in self._queue.of(view):
             spec = _best_fit(task, view, free.count(task.model))
             layout = spec and free.take(spec, task.model, view.requests[task.request_id].last_layout)
             if layout:
                 dispatches.append(Dispatch((task.id,), layout))
+                if not free:
+                    break
         return Decision(tuple(dispatches))
 
 
-def _urgency(task: TaskView, view: SchedulerView) -> tuple[int, float]:
-    request = view.requests[task.request_id]
+def _urgency(request: RequestView) -> tuple[int, float]:
     return -request.priority, math.inf if request.deadline_s is None else request.deadline_s
 
 

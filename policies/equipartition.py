@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
+from itertools import islice
 
 from gfdit.core import (
     Decision,
@@ -18,6 +19,7 @@ from gfdit.core import (
     TaskView,
 )
 from gfdit.core.layouts import SINGLE, widest
+from gfdit.core.policy.changes import Changes, Queue
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Equipartition:
     max_sp: int | None = None
     name = "equipartition"
     run_ahead = True
+    _changes: Changes = field(default_factory=Changes, init=False, repr=False, compare=False)
+    _begun: Queue = field(default_factory=Queue, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_sp is not None and self.max_sp < 1:
@@ -42,12 +46,7 @@ class Equipartition:
 
     def schedule(self, view: SchedulerView) -> Decision:
         entitled = self._entitlements(view)
-        homes = {
-            rank: task.request_id
-            for task in view.ready
-            if (last := view.requests[task.request_id].last_layout)
-            for rank in last.ranks
-        }
+        homes = {rank: name for name, last in self._waiting_on(view) for rank in last.ranks}
         free = {rank.id: rank for rank in view.ranks if rank.running_request is None}
         dispatches = []
         for task in view.ready:  # oldest first
@@ -64,10 +63,26 @@ class Equipartition:
                     del free[rank_id]
         return Decision(tuple(dispatches))
 
+    def _waiting_on(self, view: SchedulerView) -> Iterator[tuple[str, ExecutionLayout]]:
+        """Requests that wait and have run, in order of arrival, and where they ran last."""
+        changed = self._changes.of(view)
+        if changed is None:
+            self._begun, changed = Queue(), view.requests
+        for name in changed:
+            request = view.requests.get(name)
+            if request is None or request.last_layout is None:
+                self._begun.drop(name)
+            else:
+                self._begun.put(name, request.arrival_s)
+        ready = view.ready_by_request
+        for name in self._begun:
+            if name in ready and (last := view.requests[name].last_layout):
+                yield name, last
+
     def _entitlements(self, view: SchedulerView) -> dict[str, int]:
         """Number of ranks by request; before its first step a request can use a single one."""
         left = len(view.ranks)
-        sharing = list(view.requests.values())[:left]
+        sharing = list(islice(view.requests.values(), left))
         sizes = [sorted({spec.size for spec in self._specs(request)}) for request in sharing]
         entitled = dict.fromkeys((request.id for request in sharing), 1)
         left -= len(sharing)

@@ -38,13 +38,9 @@ class Fcfs:
         self._groups.update(view)
         if self.assign == "task":
             self._groups.assign_tasks(view)
-        idle = self._groups.idle(view)
-        dispatches = []
-        for task in view.ready:  # oldest first
-            if not idle:
-                break
-            group = self._groups.home(task.request_id)
-            if group in idle and (dispatch := self._groups.start(task, view)):
-                idle.discard(group)
-                dispatches.append(dispatch)
-        return Decision(tuple(dispatches))
+        ready = view.ready_by_request
+        starts = []
+        for group in self._groups.idle(view):
+            tasks = (task for name in group.queue for task in ready.get(name, ()))  # oldest first
+            starts.append(next((start for task in tasks if (start := self._groups.start(task, view))), None))
+        return Decision(tuple([start for start in starts if start]))

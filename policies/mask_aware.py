@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from gfdit.core import Decision, Dispatch, RequestView, SchedulerView, TaskKind, TaskView
@@ -44,7 +45,7 @@ class MaskAware:
     run_ahead = True
     _groups: WorkerGroups = field(init=False, repr=False)
     _estimates: Estimates = field(default_factory=Estimates, init=False, repr=False)
-    _batches: dict[Group, frozenset[str]] = field(default_factory=dict, init=False, repr=False)
+    _batches: dict[Group, Sequence[str]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_batch <= MAX_BATCH:
@@ -55,32 +56,23 @@ class MaskAware:
         self._groups.update(view)
         idle = self._groups.idle(view)
         self._batches = {group: names for group, names in self._batches.items() if group.left_s}
-        ready: dict[Group, list[TaskView]] = {}
-        for task in view.ready:  # oldest first
-            group = self._groups.home(task.request_id)
-            if group is not None and group in idle:
-                ready.setdefault(group, []).append(task)
+        ready = view.ready_by_request
         dispatches = []
-        for group, tasks in ready.items():
-            batch = self._batch(group, view)
-            chosen = self._next([task for task in tasks if task.request_id in batch], view)
+        for group in idle:
+            chosen = self._next([task for name in self._batch(group, view) for task in ready.get(name, ())], view)
             if chosen and (started := self._groups.start(chosen[0], view)):
                 dispatches.append(Dispatch(tuple([task.id for task in chosen]), started.layout))
         return Decision(tuple(dispatches))
 
-    def _batch(self, group: Group, view: SchedulerView) -> frozenset[str]:
-        """The requests that run on ``group`` now.
+    def _batch(self, group: Group, view: SchedulerView) -> Sequence[str]:
+        """The requests that run on ``group`` now, the oldest first.
 
         A static batch is closed once one of its requests has begun: until then it may be made anew, since this may
         be asked about a moment that never comes.
         """
-        bound = [name for name in view.requests if name in group.left_s]
-        batch = frozenset(bound[: self.max_batch])
-        if self.batching == "continuous":
-            return batch
-        kept = self._batches.get(group, frozenset())
-        if not any([name in kept and _has_begun(view.requests[name]) for name in bound]):
-            kept = self._batches[group] = batch
+        kept = [name for name in self._batches.get(group, ()) if name in group.left_s]
+        if self.batching == "continuous" or not any([_has_begun(view.requests[name]) for name in kept]):
+            kept = self._batches[group] = list(islice(group.queue, self.max_batch))
         return kept
 
     def _next(self, tasks: Sequence[TaskView], view: SchedulerView) -> Sequence[TaskView]:

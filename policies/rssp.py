@@ -46,24 +46,23 @@ class Rssp:
         present = {rank.id for rank in view.ranks}
         for name in [name for name, held in self._held.items() if not present.issuperset(held.ranks)]:
             del self._held[name]
-        for task in view.ready:
-            held = self._held.get(task.request_id)
-            if held is not None and not _within(held, view.cost.candidates(task)):
-                del self._held[task.request_id]  # it turned out not to fit into the memory of so few ranks
+        ready = view.ready_by_request
+        for name, held in list(self._held.items()):
+            if any([_within(held, view.cost.candidates(task)) is None for task in ready.get(name, ())]):
+                del self._held[name]  # it turned out not to fit into the memory of so few ranks
         taken = {rank for held in self._held.values() for rank in held.ranks}
         free = FreeRanks.of([rank for rank in view.ranks if rank.id not in taken])
-        idle = set(view.free_ranks)
-        blocked = False
-        dispatches = []
         for task in view.ready:  # oldest first
-            held = self._held.get(task.request_id)
-            if held is None and not blocked:
-                request = view.requests[task.request_id]
-                if spec := self._degree(request, view):
-                    held = free.take(spec, task.model, request.last_layout)
-                    blocked = held is None
-            if held is not None:
-                self._held[task.request_id] = held
+            request = view.requests[task.request_id]
+            if request.id not in self._held and (spec := self._degree(request, view)):
+                layout = free.take(spec, task.model, request.last_layout)
+                if layout is None:
+                    break
+                self._held[request.id] = layout
+        idle = set(view.free_ranks)
+        dispatches = []
+        for name, held in self._held.items():
+            for task in ready.get(name, ()):
                 layout = _within(held, view.cost.candidates(task))
                 if layout and idle.issuperset(layout.ranks):
                     idle.difference_update(layout.ranks)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gfdit.core import Decision, SchedulerView, TaskView
-from gfdit.policies._groups import Group, WorkerGroups
+from gfdit.core import Decision, SchedulerView
+from gfdit.policies._groups import WorkerGroups
 
 
 @dataclass
@@ -24,20 +24,17 @@ class Srtf:
     queue_order = "shortest"
 
     def __post_init__(self) -> None:
-        self._groups = WorkerGroups(1 if self.parallelism == "sp1" else None)
+        self._groups = WorkerGroups(
+            1 if self.parallelism == "sp1" else None,
+            urgency=lambda request, remaining_s: (-request.priority, remaining_s),
+        )
 
     def schedule(self, view: SchedulerView) -> Decision:
         self._groups.update(view)
-        idle = self._groups.idle(view)
-        shortest: dict[Group, tuple[tuple[int, float], TaskView]] = {}
-        for task in view.ready:
-            group = self._groups.home(task.request_id)
-            if group is not None and group in idle:
-                urgency = self._urgency(task, view)
-                if group not in shortest or urgency < shortest[group][0]:
-                    shortest[group] = (urgency, task)
-        starts = [self._groups.start(task, view) for _, task in shortest.values()]
+        ready = view.ready_by_request
+        shortest = [
+            next((ready[name][0] for name in group.queue if name in ready), None)
+            for group in self._groups.idle(view)
+        ]
+        starts = [self._groups.start(task, view) for task in shortest if task]
         return Decision(tuple([dispatch for dispatch in starts if dispatch]))
-
-    def _urgency(self, task: TaskView, view: SchedulerView) -> tuple[int, float]:
-        return -view.requests[task.request_id].priority, self._groups.remaining_s(task.request_id, view)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import count
+from typing import TypeAlias
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, SchedulerView, TaskKind, TaskView
+from gfdit.core.policy.changes import Changes, Queue
 from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._allocation import ROUNDING_S
-from gfdit.policies._prospects import Prospects
+from gfdit.policies._prospects import Prospect, Prospects
 from gfdit.policies._round import Job, Plan, fill, rescue, scale_up, share_steps
 from gfdit.policies._wide import fastest
+
+Ready: TypeAlias = Mapping[str, Sequence[TaskView]]
+"""Ready tasks by request."""
 
 
 @dataclass
@@ -56,7 +63,15 @@ class TetriServe:
     name = "tetriserve"
     queue_order = "deadline"
     _layouts: dict[str, ExecutionLayout] = field(default_factory=dict, init=False, repr=False)  # of this round
-    _late: set[str] = field(default_factory=set, init=False, repr=False)
+    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # of requests, as they came
+    _counter: Iterator[int] = field(default_factory=count, init=False, repr=False)
+    _short: Queue = field(default_factory=Queue, init=False, repr=False)  # who has other tasks ready than steps
+    _waiting: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # who has a step ready
+    _late: Queue = field(
+        default_factory=Queue, init=False, repr=False
+    )  # and those that were late at a round's start
+    _was_late: set[str] = field(default_factory=set, init=False, repr=False)
+    _changes: Changes = field(default_factory=Changes, init=False, repr=False)
     _round_end_s: float = field(default=-math.inf, init=False, repr=False)
     _slowest_s: float = field(default=0.0, init=False, repr=False)  # step of any request so far, at its fastest
     _wake_at_s: float = field(default=-math.inf, init=False, repr=False)
@@ -69,18 +84,18 @@ class TetriServe:
 
     def schedule(self, view: SchedulerView) -> Decision:
         self._forget(view)
+        ready = view.ready_by_request
+        self._take_in(view, ready)
         free = FreeRanks.of(view.ranks)
-        dispatches = self._short_tasks(view, free)
-        # In reverse, so that of several tasks of one request the first is kept.
-        steps = {task.request_id: task for task in reversed(view.ready) if task.kind is TaskKind.DENOISE}
-        for name in self._layouts.keys() & steps.keys():
-            if self._layouts[name].parallel not in steps[name].candidates:
+        dispatches = self._short_tasks(view, ready, free)
+        for name, layout in list(self._layouts.items()):
+            if (step := _step(name, ready)) and layout.parallel not in step.candidates:
                 del self._layouts[name]  # it turned out not to fit into the memory of so few ranks
         if view.now_s >= self._round_end_s - ROUNDING_S or not self._layouts:
-            self._start_round(view, steps, free)
+            self._start_round(view, free)
         elif self.starts_in_round:
-            self._fill_round(view, steps, free)
-        dispatches += self._steps(view, steps, free)
+            self._fill_round(view, free)
+        dispatches += self._steps(view, ready, free)
         waits = sum([len(dispatch.tasks) for dispatch in dispatches]) < len(view.ready)
         if not waits or self._wake_at_s == self._round_end_s or self._round_end_s <= view.now_s:
             return Decision(tuple(dispatches))
@@ -89,7 +104,7 @@ class TetriServe:
 
     def _forget(self, view: SchedulerView) -> None:
         """Drop what vanished requests and lost ranks had to do with."""
-        for name in self._layouts.keys() - view.requests.keys():
+        for name in [name for name in self._layouts if name not in view.requests]:
             del self._layouts[name]
         rank_ids = [rank.id for rank in view.ranks]
         if rank_ids != self._rank_ids:
@@ -98,12 +113,35 @@ class TetriServe:
             for name in [name for name, layout in self._layouts.items() if not present.issuperset(layout.ranks)]:
                 del self._layouts[name]
 
-    def _short_tasks(self, view: SchedulerView, free: FreeRanks) -> list[Dispatch]:
+    def _take_in(self, view: SchedulerView, ready: Ready) -> None:
+        """Note anew what those wait for who have changed."""
+        changed = self._changes.of(view)
+        if changed is None:
+            self._was_late.update(self._late)
+            self._short, self._late, self._waiting = Queue(), Queue(), {}
+            self._numbers = {name: self._numbers[name] for name in view.requests if name in self._numbers}
+            changed = view.requests
+        for name in changed:
+            self._short.drop(name)
+            if self._late.drop(name):
+                self._was_late.add(name)
+            self._waiting.pop(name, None)
+            if name not in view.requests:
+                self._numbers.pop(name, None)
+                continue
+            number = self._numbers.setdefault(name, next(self._counter))
+            kinds = {task.kind for task in ready.get(name, ())}
+            if TaskKind.DENOISE in kinds:
+                self._waiting[name] = number
+            if not kinds <= {TaskKind.DENOISE}:
+                self._short.put(name, number)
+
+    def _short_tasks(self, view: SchedulerView, ready: Ready, free: FreeRanks) -> list[Dispatch]:
         """Encode, prepare and decode: at once, on ranks that this round leaves idle if there are any.
 
         Where several can be used, they share those that are idle.
         """
-        tasks = [task for task in view.ready if task.kind is not TaskKind.DENOISE]
+        tasks = [task for name in self._short for task in ready[name] if task.kind is not TaskKind.DENOISE]
         for task in tasks:
             if not view.requests[task.request_id].tasks_left.get(TaskKind.DENOISE):
                 self._layouts.pop(task.request_id, None)
@@ -125,59 +163,91 @@ class TetriServe:
         planned = {rank for layout in self._layouts.values() for rank in layout.ranks}
         return FreeRanks([rank for rank in free if rank.id not in planned])
 
-    def _start_round(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> None:
-        starts_s = self._running_until_s(view) | dict.fromkeys(steps, view.now_s)
-        if not (jobs := self._jobs(starts_s, view)):
+    def _start_round(self, view: SchedulerView, free: FreeRanks) -> None:
+        prospects = self._prospects_of(view)
+        running = self._jobs(self._running_until_s(view), prospects)
+        waiting = self._jobs(dict.fromkeys(self._youngest_first(self._waiting), view.now_s), prospects)
+        jobs = [*running, *waiting]
+        if not jobs and not self._late:
             return
-        self._late = {job.request.id for job in jobs if job.is_late}
-        slowest_s = max([job.fastest_s for job in jobs])
+        steps_s = [job.fastest_s for job in jobs]
+        if not self.fixed_rounds:
+            steps_s += [prospects[name].fastest_s for name in self._late]
+        slowest_s = max(steps_s, default=0.0)
         self._slowest_s = max(slowest_s, self._slowest_s) if self.fixed_rounds else slowest_s
         self._round_end_s = view.now_s + self.steps_per_round * self._slowest_s
-        names = {job.request.id for job in jobs}
+        self._put_aside(running, waiting)
+        live = [*running, *(job for job in waiting if job.request.id in self._waiting)]
+        names = {job.request.id for job in running}
         ranks = [rank for rank in view.ranks if rank.id in free.ids or rank.running_request in names]
         ranks.sort(key=lambda rank: rank.running_request is not None)
         left = RankCounts(ranks)
-        plan = rescue(jobs, left, self._round_end_s, mixed=self.mixed_degrees) if self.packing else {}
-        rest = [job for job in jobs if job.request.id not in plan]
-        rest.sort(key=lambda job: self._turn(job.request))
-        fill(plan, rest, left, mixed=self.mixed_degrees, widest_first=self.widest_first)
+        plan = rescue(live, left, self._round_end_s, mixed=self.mixed_degrees) if self.packing else {}
+        rest = [job for job in live if job.request.id not in plan]
+        in_turn = self._in_turn(rest, prospects, view)
+        fill(plan, in_turn, left, mixed=self.mixed_degrees, widest_first=self.widest_first)
         if self.elastic_scale_up:
             scale_up(plan, left, self._round_end_s)
-        unplanned = [job for job in rest if job.request.id not in plan]
+        unplanned = (job for job in self._in_turn(rest, prospects, view) if job.request.id not in plan)
         guests = share_steps(plan, unplanned) if self.batching else {}
         before, self._layouts = self._layouts, {}
         self._place(plan, FreeRanks(ranks), before)
         self._layouts |= {guest: self._layouts[host] for guest, host in guests.items() if host in self._layouts}
 
-    def _fill_round(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> None:
+    def _fill_round(self, view: SchedulerView, free: FreeRanks) -> None:
         """Give ranks that came free in the middle of the round to requests that have none."""
         idle = self._idle(free)
         if not len(idle):
             return
-        names = [name for name in steps if name not in self._layouts]
-        names.sort(key=lambda name: self._turn(view.requests[name]))
+        prospects = self._prospects_of(view)
+        names = [name for name in self._youngest_first(self._waiting) if name not in self._layouts]
+        rest = self._jobs(dict.fromkeys(names, view.now_s), prospects)
+        in_turn = (job for job in self._in_turn(rest, prospects, view) if job.request.id not in self._layouts)
         left = RankCounts(idle)
         plan: Plan = {}
-        fill(
-            plan,
-            self._jobs(dict.fromkeys(names, view.now_s), view),
-            left,
-            mixed=self.mixed_degrees,
-            widest_first=self.widest_first,
-        )
+        fill(plan, in_turn, left, mixed=self.mixed_degrees, widest_first=self.widest_first)
         if self.elastic_scale_up:
             scale_up(plan, left, self._round_end_s)
         self._place(plan, idle, {})
 
-    def _jobs(self, starts_s: Mapping[str, float], view: SchedulerView) -> list[Job]:
-        """Without those of which no step is left that does not run, and those that no ranks can run."""
+    def _prospects_of(self, view: SchedulerView) -> Mapping[str, Prospect]:
         prospects = self._prospects.of(view)
+        if self._prospects.changed is None:  # nor is it known any more who is late
+            self._was_late.update(self._late)
+            self._waiting |= {name: self._numbers[name] for name in self._late}
+            self._late = Queue()
+        return prospects
+
+    def _jobs(self, starts_s: Mapping[str, float], prospects: Mapping[str, Prospect]) -> list[Job]:
+        """Without those of which no step is left that does not run, and those that no ranks can run."""
         known = [(prospects[name], start_s) for name, start_s in starts_s.items() if name in prospects]
         return [Job(prospect, start_s) for prospect, start_s in known if prospect.num_steps > 0]
 
+    def _youngest_first(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=self._numbers.__getitem__, reverse=True)
+
+    def _put_aside(self, running: Iterable[Job], waiting: Iterable[Job]) -> None:
+        """Those that wait and are late: until they change, nothing but their turn is to be decided."""
+        self._was_late = {job.request.id for job in (*running, *waiting) if job.is_late}
+        for job in waiting:
+            if job.is_late:
+                name = job.request.id
+                del self._waiting[name]
+                self._late.put(name, (self._turn(job.request), -self._numbers[name]))
+
+    def _in_turn(
+        self, jobs: Iterable[Job], prospects: Mapping[str, Prospect], view: SchedulerView
+    ) -> Iterator[Job]:
+        """``jobs`` and who was put aside, as it is their turn."""
+        late = (Job(prospects[name], view.now_s) for name in self._late)
+        return merge(sorted(jobs, key=self._turn_of), late, key=self._turn_of)
+
+    def _turn_of(self, job: Job) -> tuple[bool, int, float, float]:
+        return self._turn(job.request)
+
     def _turn(self, request: RequestView) -> tuple[bool, int, float, float]:
         """Deadlines that can be met first, then the more urgent priority, then the earlier deadline or arrival."""
-        best_effort = request.deadline_s is None or request.id in self._late
+        best_effort = request.deadline_s is None or request.id in self._was_late or request.id in self._late
         by_s = request.arrival_s if best_effort or request.deadline_s is None else request.deadline_s
         return best_effort, -request.priority, by_s, request.arrival_s
 
@@ -200,13 +270,13 @@ class TetriServe:
             if layout := free.take(spec, job.request.model, last):
                 self._layouts[name] = layout
 
-    def _steps(self, view: SchedulerView, steps: Mapping[str, TaskView], free: FreeRanks) -> list[Dispatch]:
+    def _steps(self, view: SchedulerView, ready: Ready, free: FreeRanks) -> list[Dispatch]:
         """What can start now under the plan; requests with one layout share their steps."""
         batches: dict[ExecutionLayout, list[TaskView]] = {}
         idle = free.ids
         for name, layout in self._layouts.items():
-            if name in steps and layout.ranks[0] in idle:
-                batches.setdefault(layout, []).append(steps[name])
+            if layout.ranks[0] in idle and (step := _step(name, ready)):
+                batches.setdefault(layout, []).append(step)
         dispatches = []
         for layout, tasks in batches.items():
             if free.claim(layout):
@@ -215,3 +285,7 @@ class TetriServe:
                 size = max([1, *(size for size in known if size <= len(tasks))])
                 dispatches.append(Dispatch(tuple([task.id for task in tasks[:size]]), layout))
         return dispatches
+
+
+def _step(name: str, ready: Ready) -> TaskView | None:
+    return next((task for task in ready.get(name, ()) if task.kind is TaskKind.DENOISE), None)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, takewhile
 from operator import attrgetter, itemgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from gfdit.core import Decision, Dispatch, ExecutionLayout, ParallelSpec, SchedulerView, TaskKind, TaskView
 from gfdit.core.components import Load
 from gfdit.core.policy.placing import Placer
 from gfdit.core.policy.ranks import FreeRanks
 from gfdit.policies._aside import shortest_first
-from gfdit.policies._batches import join, to_prepare
+from gfdit.policies._batches import is_edit, join, to_prepare
 from gfdit.policies._dues import ShadowQueue, Slack, give_up_dear, keep
 from gfdit.policies._loads import worthwhile_loads
 from gfdit.policies._prospects import Prospect, Prospects
@@ -44,7 +44,8 @@ SHORT = 0.35
 ADMITTED = 0.8
 """Of the ranks, how much behind ``--admission`` goes to deadlines: about what they keep of what they start."""
 
-_REQUEST_ID = attrgetter("request_id")
+Ready: TypeAlias = Mapping[str, Sequence[TaskView]]
+"""Ready tasks by request; the first is the next to run."""
 
 
 class Start(NamedTuple):
@@ -181,11 +182,11 @@ class Triage:
 
     def _choose(self, view: SchedulerView) -> Decision:
         prospects = self._prospects.of(view)
-        self._queue.follow(prospects, len(view.ranks))
-        last_first = view.ready[::-1]  # so that of several tasks of a request the first is kept
-        tasks = dict(zip(map(_REQUEST_ID, last_first), last_first, strict=True))
+        self._queue.follow(prospects, self._prospects.changed, len(view.ranks))
+        tasks: Ready = view.ready_by_request
         if view.components:
-            tasks |= {task.request_id: task for task in last_first if _has_place(task, view)}
+            names = dict.fromkeys([task.request_id for task in view.ready])
+            tasks = {name: _with_place_first(tasks[name], view) for name in names}
         free = FreeRanks.of(view.ranks)
         is_contended = len(tasks) > len(free)
         live = self._prospects.live
@@ -209,7 +210,7 @@ class Triage:
         in_turn = self._in_turn(tasks, overdue, limit, len(free), view)
         for prospect in in_turn:
             num_seen += 1
-            task = tasks[prospect.request.id]
+            task = tasks[prospect.request.id][0]
             spec = prospect.spec if task.kind is TaskKind.DENOISE else view.cost.candidates(task)[0]
             if (
                 limit.step_s is not None
@@ -247,7 +248,7 @@ class Triage:
         dispatches = [Dispatch((task.id, *guests.get(task.id, ())), layout) for task, _, layout in starts]
         if not view.components:
             return Decision(tuple(dispatches))
-        ready = [prospects[name] for name in reversed(tasks) if name in prospects]
+        ready = [prospects[name] for name in tasks if name in prospects]
         ready = [one for one in ready if one in overdue or not limit.holds_up(one, view.now_s)]
         return Decision(tuple(dispatches), loads=self._loads(ready, dispatches, prospects, view))
 
@@ -276,7 +277,7 @@ class Triage:
 
     def _in_turn(
         self,
-        tasks: dict[str, TaskView],
+        tasks: Ready,
         overdue: Collection[Prospect],
         limit: LateLimit,
         num_free: int,
@@ -359,11 +360,9 @@ class Triage:
             return False
         if self.objective == "throughput" or (prospect.kept and now_s <= prospect.latest_start_s):
             return True
-        return not prospect.kept and prospect.request.shape.computed_percent < 100
+        return not prospect.kept and is_edit(prospect)
 
-    def _partners(
-        self, others: Iterable[Prospect], tasks: Mapping[str, TaskView], now_s: float
-    ) -> Collection[Prospect]:
+    def _partners(self, others: Iterable[Prospect], tasks: Ready, now_s: float) -> Collection[Prospect]:
         """Who has not begun can share no step: those who could, started first."""
         able = [prospect for prospect in others if self._may_share(prospect, now_s)]
         begun = [prospect for prospect in able if _is_step(prospect, tasks)]
@@ -374,7 +373,7 @@ class Triage:
         starts: Iterable[Start],
         waiting: Iterable[Prospect],
         prospects: Mapping[str, Prospect],
-        tasks: Mapping[str, TaskView],
+        tasks: Ready,
         view: SchedulerView,
     ) -> dict[str, list[str]]:
         """The tasks of those ``waiting`` that share a step which starts now, by its task."""
@@ -382,18 +381,27 @@ class Triage:
         hosts = [start.prospect for start in starts if self._may_share(start.prospect, now_s)]
         if not hosts:
             return {}
+        is_filling = self.objective != "throughput" and any([is_edit(host) for host in hosts])
         shared = join(
             [prospect for prospect in hosts if _is_step(prospect, tasks)],
             [prospect for prospect in waiting if _is_step(prospect, tasks)],
             lambda prospect, batch_s: self._may_share(prospect, now_s + batch_s - prospect.step_s),
-            math.inf if self.objective == "throughput" else FILLING * _even_s(prospects.values(), view),
+            FILLING * _even_s(prospects.values(), view) if is_filling else math.inf,
         )
-        return {tasks[host.request.id].id: [tasks[one.request.id].id for one in guests] for host, guests in shared}
+        first = {
+            prospect: tasks[prospect.request.id][0].id for host, guests in shared for prospect in (host, *guests)
+        }
+        return {first[host]: [first[one] for one in guests] for host, guests in shared}
 
 
 def _even_s(prospects: Iterable[Prospect], view: SchedulerView) -> float:
     """What each rank would have to do for one step of everybody."""
     return sum([prospect.step_s * prospect.specs[0].size for prospect in prospects]) / len(view.ranks)
+
+
+def _with_place_first(tasks: Sequence[TaskView], view: SchedulerView) -> Sequence[TaskView]:
+    """``tasks``, of one request; those that some rank could run come before the others."""
+    return tasks if len(tasks) == 1 else sorted(tasks, key=lambda task: not _has_place(task, view))
 
 
 def _has_place(task: TaskView, view: SchedulerView) -> bool:
@@ -404,17 +412,21 @@ def _has_place(task: TaskView, view: SchedulerView) -> bool:
     return any([component.may_be_on(rank.id) or task.model in rank.resident for rank in view.ranks])
 
 
-def _is_step(prospect: Prospect, tasks: Mapping[str, TaskView]) -> bool:
-    return tasks[prospect.request.id].kind is TaskKind.DENOISE
+def _task_id(prospect: Prospect, tasks: Ready) -> str:
+    return tasks[prospect.request.id][0].id
+
+
+def _is_step(prospect: Prospect, tasks: Ready) -> bool:
+    return tasks[prospect.request.id][0].kind is TaskKind.DENOISE
 
 
 def _further(
-    tasks: Mapping[str, TaskView], prospects: Mapping[str, Prospect], free: FreeRanks, view: SchedulerView
+    tasks: Ready, prospects: Mapping[str, Prospect], free: FreeRanks, view: SchedulerView
 ) -> Iterator[Start]:
     """What else is ready of the requests in ``tasks``, on ranks that nobody waits for."""
     for task in view.ready:
         name, spec = task.request_id, view.cost.candidates(task)[0]
-        if tasks[name].id == task.id or name not in prospects or not free.fits(spec, task.model):
+        if tasks[name][0].id == task.id or name not in prospects or not free.fits(spec, task.model):
             continue
         if layout := free.take(spec, task.model, prospects[name].request.last_layout):
             yield Start(task, prospects[name], layout)

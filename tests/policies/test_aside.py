@@ -113,9 +113,8 @@ def test_who_is_gone_is_forgotten_also_beside_one_that_nobody_can_run(monkeypatc
     def known(*names: str) -> set[str]:
         unable = replace(requests["0"], id="unable")
         asked = {name: requests[name] for name in names} | {"unable": unable}
-        cost = SimpleNamespace(version=0)
-        view: Any = SimpleNamespace(requests=asked, ranks=(), cost=cost, now_s=0.0)
-        found = prospects.of(view)
+        cost: Any = SimpleNamespace(version=0)
+        found = prospects.of(SchedulerView(0.0, (), asked, (), (), cost))
         assert found.keys() == prospects.live.keys()
         return set(found)
 

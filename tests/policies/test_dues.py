@@ -115,9 +115,9 @@ def test_slack_is_lent_once_and_before_every_earlier_due_time() -> None:
 def test_the_shadow_queue_is_a_fluid_until_nobody_is_left() -> None:
     queue = ShadowQueue()
     one, two, three = prospect("1", 0.0, 10.0), prospect("2", 0.0, 10.0), prospect("3", 4.0, 6.0)
-    queue.follow({"1": one, "2": two}, num_ranks=2)
+    queue.follow({"1": one, "2": two}, None, num_ranks=2)
     assert queue.longest_s == 15.0  # ten rank-seconds before it, on two ranks
-    queue.follow({"2": two, "3": three}, num_ranks=2)
+    queue.follow({"2": two, "3": three}, None, num_ranks=2)
     assert queue.longest_s == 15.0  # (20 - 8) / 2 + 6 is less
-    queue.follow({"4": prospect("4", 50.0, 3.0)}, num_ranks=2)
+    queue.follow({"4": prospect("4", 50.0, 3.0)}, None, num_ranks=2)
     assert queue.longest_s == 3.0

@@ -15,6 +15,7 @@ from gfdit.core.control.records import DispatchRecord
 from gfdit.core.control.state import ClusterState
 from gfdit.core.cost import CostModel
 from gfdit.core.policy import SchedulerView, TaskView
+from gfdit.core.policy.changes import Offers
 from gfdit.core.tasks import Task, TaskKind
 
 
@@ -44,17 +45,20 @@ class Outlook:
 
     def view(self, now_s: float, cost: CostModel) -> SchedulerView:
         ranks, free_ranks = self._state.ranks.in_order_without(self._dispatch.layout.ranks)
-        ready = self._state.ready.in_order_with(self._ready)
+        ready, by_request = self._state.ready.with_more(self._ready)
+        requests = MappingProxyType(self._requests)
+        ahead = {task.request_id for task in self._dispatch.tasks}
         held = self._state.residency
         view = SchedulerView(
             now_s,
             ready,
-            MappingProxyType(self._requests),
+            requests,
             ranks,
             free_ranks,
             cost,
             held.table,
             held.capacity_bytes,
+            Offers(ready, requests, by_request, self._state.ready.log, ahead),
         )
         return self._state.with_bytes(view) if self._state.shows_bytes else view
 

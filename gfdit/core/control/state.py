@@ -27,6 +27,7 @@ from gfdit.core.control.residency import Residency
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import ParallelSpec
 from gfdit.core.policy import RequestView, SchedulerView, TaskView
+from gfdit.core.policy.changes import Offers
 from gfdit.core.tasks import Request, Task, TaskGraph, TaskKind
 
 
@@ -83,11 +84,13 @@ class ClusterState:
         ]
         ranks = tuple(sorted(record.touched & self.ranks.present.keys()))
         del self.requests[record.request.id]
-        self._request_views.pop(record.request.id, None)
+        if self._request_views.pop(record.request.id, None) is not None:
+            self.ready.log.note(record.request.id)
         return cmd.FreeArtifacts(ranks, tuple(art.id for art in left), self.last_id) if left and ranks else None
 
     def _refresh(self, record: RequestRecord) -> None:
         self._request_views[record.request.id] = record.view()
+        self.ready.log.note(record.request.id)
 
     # Tasks
 
@@ -305,14 +308,16 @@ class ClusterState:
         return bool(self.ready.by_id) and self.ranks.any_free
 
     def view(self, now_s: float, cost: CostModel) -> SchedulerView:
+        ready = self.ready.in_order
         view = SchedulerView(
             now_s,
-            self.ready.in_order,
+            ready,
             self.request_views,
             self.ranks.in_order,
             self.ranks.free_in_order,
             cost,
             self.residency.offered(now_s),
             self.residency.capacity_bytes,
+            Offers(ready, self.request_views, self.ready.by_request, self.ready.log),
         )
         return self.with_bytes(view) if self.shows_bytes else view

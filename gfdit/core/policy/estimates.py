@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Estimates:
         self.max_age_s = max_age_s
         self._by_request: dict[str, _Known] = {}
         self._by_class: dict[_Class, _Known] = {}
+        self._version, self._since_s = 0, -math.inf
 
     def of(self, request: RequestView, view: SchedulerView) -> ServiceTimes:
         """Raises :class:`~gfdit.core.cost.UnknownCostError` naming ``request`` for what the cost model lacks."""
@@ -87,6 +89,15 @@ class Estimates:
                 live = self._by_request.keys() & view.requests.keys()
                 self._by_request = {name: self._by_request[name] for name in live}
         return known.times
+
+    def are_old(self, view: SchedulerView) -> bool:
+        """Whether what was said before may not hold any more. It is forgotten then, and good for ``max_age_s``."""
+        if view.cost.version == self._version or 0 <= view.now_s - self._since_s <= self.max_age_s:
+            return False
+        self._version, self._since_s = view.cost.version, view.now_s
+        self._by_request.clear()
+        self._by_class.clear()
+        return True
 
     def _of_class(self, request: RequestView, view: SchedulerView) -> _Known:
         what = (request.model, request.shape, request.cfg, request.candidates)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gfdit.core.components import Component, Load
 from gfdit.core.cost import CostModel
 from gfdit.core.layouts import SINGLE, ExecutionLayout, ParallelSpec
+from gfdit.core.policy.changes import Offers
 from gfdit.core.tasks import Request, Shape, Task, TaskKind
 
 
@@ -122,7 +123,8 @@ class SchedulerView(Struct, frozen=True, gc=False):
 
     ``ready`` and ``requests`` are in order of arrival; ``free_ranks`` and ``ranks`` in order of rank id.
     ``components`` are those of workflows, of which ``component_bytes`` fit on a rank; None: however many. One that
-    cannot be loaded for now may be on no rank, and is used where it is.
+    cannot be loaded for now may be on no rank, and is used where it is. ``offers`` is of the control plane: what
+    :attr:`ready_by_request` and :class:`~gfdit.core.policy.changes.Changes` read.
     """
 
     now_s: float
@@ -133,6 +135,25 @@ class SchedulerView(Struct, frozen=True, gc=False):
     cost: CostModel
     components: Mapping[str, Component] = {}
     component_bytes: int | None = None
+    offers: Offers | None = None
+
+    @property
+    def known_offers(self) -> Offers | None:
+        """``offers``, unless a policy has put other tasks or requests into the view."""
+        offers = self.offers
+        if offers is not None and offers.ready is self.ready and offers.requests is self.requests:
+            return offers
+        return None
+
+    @property
+    def ready_by_request(self) -> Mapping[str, tuple[TaskView, ...]]:
+        """``ready`` by request; without one of which nothing is ready."""
+        if (offers := self.known_offers) is not None:
+            return offers.by_request
+        by_request: dict[str, tuple[TaskView, ...]] = {}
+        for task in self.ready:
+            by_request[task.request_id] = (*by_request.get(task.request_id, ()), task)
+        return by_request
 
 
 class Dispatch(Struct, frozen=True, gc=False):
