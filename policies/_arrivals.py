@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 SIZES_PER_DOUBLING = 4
 """Sizes nearer to each other than that are one class: requests of one shape differ a little in their steps."""
@@ -45,22 +47,22 @@ class ArrivalRates:
 
     def smaller(self, now_s: float) -> SmallerRates:
         faded = self._faded(now_s)
-        return SmallerRates(self._bounds, [faded * self._rates[one] for one in self._classes])
+        rates = [faded * self._rates[one] for one in self._classes]
+        return SmallerRates(self._bounds, list(accumulate(rates, initial=0.0)))
 
     def _faded(self, now_s: float) -> float:
         age_s = max(0.0, now_s - self._until_s)
         return math.exp(-age_s / (self.memory * self._allowed_s)) if self._allowed_s else 0.0
 
 
-class SmallerRates:
-    """The rank-seconds a second of all that is smaller than a size."""
+class SmallerRates(NamedTuple):
+    """The rank-seconds a second of all that is smaller than a size: ``below`` the first bound that is not."""
 
-    def __init__(self, bounds: list[float], rates: list[float]) -> None:
-        self._bounds = bounds
-        self._below = list(accumulate(rates, initial=0.0))
+    bounds: Sequence[float]
+    below: Sequence[float]
 
     def of(self, size: float) -> float:
-        return self._below[bisect_left(self._bounds, size)]
+        return self.below[bisect_left(self.bounds, size)]
 
 
 def _class_of(size: float) -> int:

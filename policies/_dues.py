@@ -94,9 +94,8 @@ def keep(
             prospect.settle(now_s, max_waste)
         else:
             prospect.kept = prospect.settled_until_s < math.inf
-        prospect.work_rank_s = prospect.rest_rank_s
-        if prospect.free_s > now_s:
-            prospect.work_rank_s += prospect.num_held * (prospect.free_s - now_s)
+        held_rank_s = prospect.num_held * (prospect.free_s - now_s) if prospect.free_s > now_s else 0.0
+        prospect.work_rank_s = prospect.rest_rank_s + held_rank_s
         if prospect.kept:
             prospect.due_s = prospect.deadline_s
             kept.append(prospect)
@@ -150,10 +149,10 @@ def give_up_dear(prospects: Collection[Prospect], aside: Aside, price_rank_s: fl
 
 
 def _give_up(prospect: Prospect) -> None:
-    prospect.work_rank_s -= prospect.rest_rank_s
-    prospect.give_up()
-    prospect.work_rank_s += prospect.rest_rank_s
-    prospect.due_s = math.inf
+    if prospect.needed:
+        prospect.work_rank_s += prospect.left_rank_s[0] - prospect.rest_rank_s
+        prospect.give_up()
+    prospect.kept, prospect.due_s = False, math.inf
 
 
 class Slack:

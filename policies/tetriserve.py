@@ -6,10 +6,9 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import count
 from typing import TypeAlias
 
-from gfdit.core import Decision, Dispatch, ExecutionLayout, RequestView, SchedulerView, TaskKind, TaskView
+from gfdit.core import Decision, Dispatch, ExecutionLayout, SchedulerView, TaskKind, TaskView
 from gfdit.core.policy.changes import Changes, Queue
 from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.policies._allocation import ROUNDING_S
@@ -63,14 +62,10 @@ class TetriServe:
     name = "tetriserve"
     queue_order = "deadline"
     _layouts: dict[str, ExecutionLayout] = field(default_factory=dict, init=False, repr=False)  # of this round
-    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # of requests, as they came
-    _counter: Iterator[int] = field(default_factory=count, init=False, repr=False)
     _short: Queue = field(default_factory=Queue, init=False, repr=False)  # who has other tasks ready than steps
-    _waiting: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # who has a step ready
-    _late: Queue = field(
-        default_factory=Queue, init=False, repr=False
-    )  # and those that were late at a round's start
-    _was_late: set[str] = field(default_factory=set, init=False, repr=False)
+    _waiting: dict[str, None] = field(default_factory=dict, init=False, repr=False)  # who has a step ready
+    _late: Queue = field(default_factory=Queue, init=False, repr=False)  # and was late when a round began
+    _was_late: set[str] = field(default_factory=set, init=False, repr=False)  # others that were, when this one did
     _changes: Changes = field(default_factory=Changes, init=False, repr=False)
     _round_end_s: float = field(default=-math.inf, init=False, repr=False)
     _slowest_s: float = field(default=0.0, init=False, repr=False)  # step of any request so far, at its fastest
@@ -119,22 +114,17 @@ class TetriServe:
         if changed is None:
             self._was_late.update(self._late)
             self._short, self._late, self._waiting = Queue(), Queue(), {}
-            self._numbers = {name: self._numbers[name] for name in view.requests if name in self._numbers}
             changed = view.requests
         for name in changed:
             self._short.drop(name)
             if self._late.drop(name):
                 self._was_late.add(name)
             self._waiting.pop(name, None)
-            if name not in view.requests:
-                self._numbers.pop(name, None)
-                continue
-            number = self._numbers.setdefault(name, next(self._counter))
             kinds = {task.kind for task in ready.get(name, ())}
             if TaskKind.DENOISE in kinds:
-                self._waiting[name] = number
+                self._waiting[name] = None
             if not kinds <= {TaskKind.DENOISE}:
-                self._short.put(name, number)
+                self._short.put(name, view.requests[name].arrival_s)
 
     def _short_tasks(self, view: SchedulerView, ready: Ready, free: FreeRanks) -> list[Dispatch]:
         """Encode, prepare and decode: at once, on ranks that this round leaves idle if there are any.
@@ -148,6 +138,8 @@ class TetriServe:
         idle = self._idle(free) if tasks else free
         dispatches = []
         for index, task in enumerate(tasks):
+            if not free:
+                break
             spec = fastest(task, idle.count(task.model) // (len(tasks) - index), view)
             last = view.requests[task.request_id].last_layout
             if layout := idle.take(spec, task.model, last):
@@ -166,7 +158,7 @@ class TetriServe:
     def _start_round(self, view: SchedulerView, free: FreeRanks) -> None:
         prospects = self._prospects_of(view)
         running = self._jobs(self._running_until_s(view), prospects)
-        waiting = self._jobs(dict.fromkeys(self._youngest_first(self._waiting), view.now_s), prospects)
+        waiting = self._jobs(dict.fromkeys(self._waiting, view.now_s), prospects)
         jobs = [*running, *waiting]
         if not jobs and not self._late:
             return
@@ -200,7 +192,7 @@ class TetriServe:
         if not len(idle):
             return
         prospects = self._prospects_of(view)
-        names = [name for name in self._youngest_first(self._waiting) if name not in self._layouts]
+        names = [name for name in self._waiting if name not in self._layouts]
         rest = self._jobs(dict.fromkeys(names, view.now_s), prospects)
         in_turn = (job for job in self._in_turn(rest, prospects, view) if job.request.id not in self._layouts)
         left = RankCounts(idle)
@@ -214,7 +206,7 @@ class TetriServe:
         prospects = self._prospects.of(view)
         if self._prospects.changed is None:  # nor is it known any more who is late
             self._was_late.update(self._late)
-            self._waiting |= {name: self._numbers[name] for name in self._late}
+            self._waiting |= dict.fromkeys(self._late)
             self._late = Queue()
         return prospects
 
@@ -223,33 +215,27 @@ class TetriServe:
         known = [(prospects[name], start_s) for name, start_s in starts_s.items() if name in prospects]
         return [Job(prospect, start_s) for prospect, start_s in known if prospect.num_steps > 0]
 
-    def _youngest_first(self, names: Iterable[str]) -> list[str]:
-        return sorted(names, key=self._numbers.__getitem__, reverse=True)
-
     def _put_aside(self, running: Iterable[Job], waiting: Iterable[Job]) -> None:
         """Those that wait and are late: until they change, nothing but their turn is to be decided."""
         self._was_late = {job.request.id for job in (*running, *waiting) if job.is_late}
         for job in waiting:
             if job.is_late:
-                name = job.request.id
-                del self._waiting[name]
-                self._late.put(name, (self._turn(job.request), -self._numbers[name]))
+                del self._waiting[job.request.id]
+                self._late.put(job.request.id, self._turn(job))
 
     def _in_turn(
         self, jobs: Iterable[Job], prospects: Mapping[str, Prospect], view: SchedulerView
     ) -> Iterator[Job]:
         """``jobs`` and who was put aside, as it is their turn."""
         late = (Job(prospects[name], view.now_s) for name in self._late)
-        return merge(sorted(jobs, key=self._turn_of), late, key=self._turn_of)
+        return merge(sorted(jobs, key=self._turn), late, key=self._turn)
 
-    def _turn_of(self, job: Job) -> tuple[bool, int, float, float]:
-        return self._turn(job.request)
-
-    def _turn(self, request: RequestView) -> tuple[bool, int, float, float]:
+    def _turn(self, job: Job) -> tuple[bool, int, float, float, int]:
         """Deadlines that can be met first, then the more urgent priority, then the earlier deadline or arrival."""
+        request = job.request
         best_effort = request.deadline_s is None or request.id in self._was_late or request.id in self._late
         by_s = request.arrival_s if best_effort or request.deadline_s is None else request.deadline_s
-        return best_effort, -request.priority, by_s, request.arrival_s
+        return best_effort, -request.priority, by_s, request.arrival_s, job.prospect.number
 
     def _running_until_s(self, view: SchedulerView) -> dict[str, float]:
         """When the steps that run under the last plan should finish, by request."""

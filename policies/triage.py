@@ -254,8 +254,10 @@ class Triage:
 
     def _reserved(self, view: SchedulerView) -> Callable[[float], float]:
         """By size of a request, how many ranks those will take who are expected and smaller."""
-        smaller, most = self._queue.arrivals.smaller(view.now_s), MAX_RESERVED * len(view.ranks)
-        return lambda size: min(most, self.reserve * smaller.of(size))
+        bounds, below = self._queue.arrivals.smaller(view.now_s)
+        most = MAX_RESERVED * len(view.ranks)
+        reserved = [min(most, self.reserve * ranks) for ranks in below]
+        return lambda size: reserved[bisect_left(bounds, size)]
 
     def _loads(
         self,
@@ -288,7 +290,6 @@ class Triage:
         ready = [one for name, one in live.items() if name in tasks]
         if limit != LateLimit():
             ready = [one for one in ready if one in overdue or not limit.holds_up(one, now_s)]
-        ready.sort(key=attrgetter("number"))
         aside = self._prospects.aside.queues.values()
         queues = [queue for queue in aside if not limit.holds_up(queue[0][-1], now_s)]
 
@@ -315,7 +316,7 @@ class Triage:
                 urgent.append(prospect)
             else:
                 others.append(prospect)
-        urgent.sort(key=attrgetter("due_s", "shortness"))
+        urgent.sort(key=attrgetter("due_s", "shortness", "number"))
         for prospect in (*overdue_ready, *urgent):
             num_free -= prospect.spec.size
             yield prospect
@@ -324,7 +325,7 @@ class Triage:
         def may_be_lent(prospect: Prospect) -> bool:
             return len(lent) < num_free and slack.spend(prospect.step_s, prospect.due_s)
 
-        others.sort(key=attrgetter("shortness", "due_s"))
+        others.sort(key=attrgetter("shortness", "due_s", "number"))
         partners = self._partners(others, tasks, now_s) if self.batching else ()
         first = (one for one in partners if may_be_lent(one))
         behind = [one for one in others if one not in partners] if partners else others
@@ -364,7 +365,7 @@ class Triage:
 
     def _partners(self, others: Iterable[Prospect], tasks: Ready, now_s: float) -> Collection[Prospect]:
         """Who has not begun can share no step: those who could, started first."""
-        able = [prospect for prospect in others if self._may_share(prospect, now_s)]
+        able = [one for one in others if one.times.batch_s and self._may_share(one, now_s)]
         begun = [prospect for prospect in able if _is_step(prospect, tasks)]
         return to_prepare(begun, [p for p in able if p.request.steps_done == 0 and not _is_step(p, tasks)])
 

@@ -18,12 +18,14 @@ from gfdit.core.policy import (
     SchedulerView,
     TaskView,
 )
+from gfdit.core.policy.changes import Changes, Queue, ReadyQueue
 from gfdit.core.policy.estimates import Estimates, ServiceTimes
 from gfdit.core.policy.ranks import FreeRanks, RankCounts
 from gfdit.core.tasks import Request, Shape, Task, TaskGraph, TaskKind, trajectory
 
 __all__ = [
     "Admission",
+    "Changes",
     "ControlPlane",
     "CostModel",
     "Decision",
@@ -34,9 +36,11 @@ __all__ = [
     "ParallelSpec",
     "Policy",
     "PolicyError",
+    "Queue",
     "RankCounts",
     "RankRecord",
     "RankView",
+    "ReadyQueue",
     "Request",
     "RequestView",
     "SchedulerView",
