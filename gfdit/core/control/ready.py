@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from gfdit.core.policy import TaskView
 from gfdit.core.policy.changes import ChangeLog
@@ -17,7 +18,8 @@ class ReadyTasks:
 
     def __init__(self) -> None:
         self.by_id: dict[str, TaskView] = {}
-        self.by_request: dict[str, tuple[TaskView, ...]] = {}
+        self._by_request: dict[str, tuple[TaskView, ...]] = {}
+        self.by_request = MappingProxyType(self._by_request)
         self.log = ChangeLog()
         self._places: list[Place] = []
         self._views: list[TaskView] = []  # parallel to ``_places``
@@ -34,7 +36,7 @@ class ReadyTasks:
     ) -> tuple[tuple[TaskView, ...], Mapping[str, tuple[TaskView, ...]]]:
         """In order and by request, as if these were ready too."""
         later = ReadyTasks()
-        later.by_request = self.by_request.copy()
+        later._by_request |= self._by_request
         later._places, later._views = self._places.copy(), self._views.copy()
         for place, view in more:
             later.add(view, place)
@@ -67,9 +69,9 @@ class ReadyTasks:
         while end < len(views) and views[end].request_id == name:
             end += 1
         if first < end:
-            self.by_request[name] = tuple(views[first:end])
+            self._by_request[name] = tuple(views[first:end])
         else:
-            del self.by_request[name]
+            del self._by_request[name]
 
     def check_integrity(self) -> None:
         assert self._places == sorted(set(self._places)), "ready tasks are out of order"
