@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -85,6 +86,8 @@ class WorkerGroups:
         self._groups: dict[GroupId, Group] = {}
         self._group_of_rank: dict[int, Group] = {}
         self._homes: dict[str, Home | None] = {}  # of every live request; None if no ranks can run it
+        self._arrivals: dict[str, int] = {}  # the same requests, numbered
+        self._numbers = count()
         self._changes = Changes()
         self._estimates = Estimates()
 
@@ -101,7 +104,7 @@ class WorkerGroups:
             if new:
                 if (size := self._size_for(new, view)) > self._size:
                     new = self._form(size, view)
-                for request in sorted(new, key=attrgetter("arrival_s")):
+                for request in sorted(new, key=lambda request: self._arrivals[request.id]):
                     self._assign(request, view)
         except Exception:
             self._changes.forget()
@@ -117,10 +120,12 @@ class WorkerGroups:
         for name in changed:
             if (request := requests.get(name)) is None:
                 self._forget(name)
+                self._arrivals.pop(name, None)
                 continue
             home = homes.get(name)
             if home is None:
                 if name not in homes:
+                    self._arrivals.setdefault(name, next(self._numbers))
                     unplaced.append(request)
             elif not request.running and home.spec not in request.candidates:
                 self._forget(name)  # it does not fit into memory, as it turned out
@@ -131,7 +136,7 @@ class WorkerGroups:
 
     def _enqueue(self, request: RequestView, home: Home, view: SchedulerView) -> None:
         urgency = () if self._urgency is None else self._urgency(request, self.remaining_s(request.id, view))
-        home.group.queue.put(request.id, (urgency, request.arrival_s))
+        home.group.queue.put(request.id, (urgency, self._arrivals[request.id]))
 
     def assign_tasks(self, view: SchedulerView) -> None:
         """Assign every task that has become ready since, the oldest first; of equal groups to that of the last."""

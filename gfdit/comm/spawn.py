@@ -44,7 +44,7 @@ def spawn(
     args: Sequence[Any] = (),
     *,
     timeout_s: float = 300.0,
-    comm_timeout_s: float = 30.0,
+    comm_timeout_s: float = 240.0,
     lanes: Sequence[str] = DEFAULT_LANES,
     start_method: str = "spawn",
     device: str = "cpu",

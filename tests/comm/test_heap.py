@@ -16,6 +16,7 @@ import torch
 from gfdit.comm import GroupFreeComm, HeapDescriptor, RankFailed, SharedMemoryHeap
 from gfdit.comm.layout import LINE_BYTES, SegmentLayout
 from tests.comm.worlds import heap_files, run_ranks, wait_until
+from tests.support.waiting import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def test_descriptor_travels() -> None:
         heaps = [SharedMemoryHeap.attach(descriptor, rank) for rank in range(2)]
         descriptor.unlink()  # mappings outlive the name
         descriptor.unlink()
-        left, right = (GroupFreeComm(heap, timeout_s=60) for heap in heaps)
+        left, right = (GroupFreeComm(heap, timeout_s=HANG_S) for heap in heaps)
         left.send(torch.arange(3), 1)
         out = torch.empty(3, dtype=torch.int64)
         right.recv(out, 0)

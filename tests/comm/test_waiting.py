@@ -17,6 +17,7 @@ from gfdit.comm.memory_order import memory_fence
 from tests.comm.handover import LookingHeap, LookingWaiter
 from tests.comm.soak import soak
 from tests.comm.worlds import open_world, set_timeout, wait_until
+from tests.support.waiting import HANG_S
 
 NEEDS_FUTEX = pytest.mark.skipif(not isinstance(default_waiter(), Futex), reason="no futex on this machine")
 
@@ -81,7 +82,7 @@ def test_fences_surround_every_signal() -> None:
     descriptor = SharedMemoryHeap.create(2, slot_bytes=4096)
     heaps = [FencedHeap.attach(descriptor, rank) for rank in range(2)]
     descriptor.unlink()
-    sender, receiver = (GroupFreeComm(heap, timeout_s=60) for heap in heaps)
+    sender, receiver = (GroupFreeComm(heap, timeout_s=HANG_S) for heap in heaps)
     sender.send(torch.zeros(3), 1)
     assert heaps[0].num_fences == 1  # release
     receiver.recv(torch.empty(3), 0)

@@ -17,10 +17,11 @@ import torch
 
 from gfdit.comm import GroupFreeComm, SharedMemoryHeap, spawn
 from gfdit.comm.shared_memory_heap import DEFAULT_LANES
+from tests.support.waiting import HANG_S
 
 START_METHOD = "forkserver"
 # How long what must happen may take: no figure of speed, but the limit after which a test is broken.
-PATIENCE_S = 120.0
+PATIENCE_S = HANG_S / 2
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> list[Any]:

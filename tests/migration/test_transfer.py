@@ -283,7 +283,7 @@ def test_solver_history_and_generator_migrate_so_that_a_trajectory_is_bit_identi
     alone = walk(scheduler, latents, generator, range(12))
     assert len(scheduler.model_outputs) == 3, "the solver keeps history, or this test proves nothing"
     assert latents.nbytes > NESTED_BYTES and len(tensor_fields({"scheduler": scheduler})) > 2, "it is a field"
-    moved = spawn(relay, 2, timeout_s=120, start_method="forkserver")[0]
+    moved = spawn(relay, 2, start_method="forkserver")[0]
     assert torch.equal(moved, alone)
     fresh, latents, generator = start()
     half = walk(fresh, latents, generator, range(5))

@@ -22,6 +22,7 @@ from gfdit.migration import transfer
 from gfdit.migration.parts import ArtifactParts
 from gfdit.migration.transfer import migrate
 from tests.migration.artifacts import Held, lacking, layouts, num_bytes, views
+from tests.support.waiting import HANG_S
 
 CPU = torch.device("cpu")
 NUM_RANKS = 4
@@ -112,7 +113,7 @@ def small_messages() -> Iterator[None]:
 def test_there_and_back_again_every_bit_is_the_same(view: ArtifactView, walk: list[ExecutionLayout]) -> None:
     walk = [*walk, walk[0]]
     with small_messages():
-        came = spawn(run_walk, NUM_RANKS, heap="local", args=(view, walk), slot_bytes=64, comm_timeout_s=10)
+        came = spawn(run_walk, NUM_RANKS, heap="local", args=(view, walk), slot_bytes=64, comm_timeout_s=HANG_S)
     held: Held = dict.fromkeys(walk[0].ranks, walk[0])
     for number, target in enumerate(walk[1:]):
         needed = lacking(view, held, target)
@@ -129,14 +130,14 @@ def meet_late(comm: GroupFreeComm, others_are_done: threading.Event) -> None:
     (command,) = commands(TOKENS, [ExecutionLayout((source,)), ExecutionLayout((target,))])
     parts = parts_under(TOKENS, ExecutionLayout((source,)), source)
     if comm.rank == 1:
-        assert others_are_done.wait(10)
+        assert others_are_done.wait(HANG_S)
     migrate(lane, command, lambda: parts, CPU)
     if comm.rank == 3:
         others_are_done.set()
 
 
 def test_migrations_of_different_ranks_run_at_the_same_time() -> None:
-    spawn(meet_late, 4, heap="local", args=(threading.Event(),), slot_bytes=64, comm_timeout_s=20)
+    spawn(meet_late, 4, heap="local", args=(threading.Event(),), slot_bytes=64, comm_timeout_s=HANG_S)
 
 
 def run_in_own_order(comm: GroupFreeComm, stubborn: int) -> None:

@@ -16,6 +16,7 @@ from gfdit.runtime import messages as msg
 from tests.runtime.test_runtime import Runtime, assert_nothing_held
 from tests.sim.pools import BASE, NETS, TEXT, VAE, graph
 from tests.support.pool_executor import NUM_PARTS
+from tests.support.waiting import HANG_S
 
 KIB = 1024
 COMPONENTS = [
@@ -36,7 +37,7 @@ class Pool(Runtime):
         super().__init__(
             payload,
             policy,
-            comm_timeout_s=60,
+            comm_timeout_s=HANG_S,
             components=components,
             component_bytes=7 * KIB,
             executor="tests.support.pool_executor",
