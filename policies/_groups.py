@@ -106,13 +106,13 @@ class WorkerGroups:
                     new = self._form(size, view)
                 for request in sorted(new, key=lambda request: self._arrivals[request.id]):
                     self._assign(request, view)
+            if self._urgency is not None and self._estimates.are_old(view):
+                for name, home in self._homes.items():
+                    if home is not None:
+                        self._enqueue(view.requests[name], home, view)
         except Exception:
             self._changes.forget()
             raise
-        if self._urgency is not None and self._estimates.are_old(view):
-            for name, home in self._homes.items():
-                if home is not None:
-                    self._enqueue(view.requests[name], home, view)
 
     def _unplaced(self, changed: Iterable[str], view: SchedulerView) -> list[RequestView]:
         """Those of ``changed`` that are to be assigned; who is gone is forgotten."""
@@ -135,8 +135,14 @@ class WorkerGroups:
         return unplaced
 
     def _enqueue(self, request: RequestView, home: Home, view: SchedulerView) -> None:
-        urgency = () if self._urgency is None else self._urgency(request, self.remaining_s(request.id, view))
-        home.group.queue.put(request.id, (urgency, self._arrivals[request.id]))
+        home.group.queue.put(request.id, self._turn(request, home, view))
+
+    def _turn(self, request: RequestView, home: Home, view: SchedulerView) -> tuple[Any, int]:
+        number = self._arrivals[request.id]
+        if self._urgency is None:
+            return (), number
+        remaining_s = self._estimates.of(request, view).remaining_s(request, home.spec)
+        return self._urgency(request, remaining_s), number
 
     def assign_tasks(self, view: SchedulerView) -> None:
         """Assign every task that has become ready since, the oldest first; of equal groups to that of the last."""
@@ -145,12 +151,16 @@ class WorkerGroups:
             name = task.request_id
             if self._assigned.get(name) == task.id or (home := self._homes[name]) is None:
                 continue
-            self._assigned[name] = task.id
             self._forget(name)
-            self._assign(view.requests[name], view, home.group)
-            if chosen := self._homes[name]:
-                layout = chosen.group.layout(task.model, view.cost.candidates(task))
-                chosen.group.left_s[name] = view.cost.task_s(task, layout) if layout else 0.0
+            try:
+                self._assign(view.requests[name], view, home.group)
+                if chosen := self._homes[name]:
+                    layout = chosen.group.layout(task.model, view.cost.candidates(task))
+                    chosen.group.left_s[name] = view.cost.task_s(task, layout) if layout else 0.0
+            except Exception:
+                self._changes.forget()
+                raise
+            self._assigned[name] = task.id
 
     def idle(self, view: SchedulerView) -> list[Group]:
         """Groups that have requests, and whose ranks are all free."""
@@ -182,14 +192,18 @@ class WorkerGroups:
 
     def _assign(self, request: RequestView, view: SchedulerView, last: Group | None = None) -> None:
         times = self._estimates.of(request, view)
-        self._homes[request.id] = None
         groups = self._groups.values()
-        for group in sorted(groups, key=lambda group: (self._load(group, request, view), group is not last)):
-            if layout := group.layout(request.model, tuple(times.step_s)):
-                home = self._homes[request.id] = Home(group, layout.parallel)
-                group.left_s[request.id] = times.remaining_s(request, layout.parallel)
-                self._enqueue(request, home, view)
-                return
+        homes = (
+            Home(group, layout.parallel)
+            for group in sorted(groups, key=lambda group: (self._load(group, request, view), group is not last))
+            if (layout := group.layout(request.model, tuple(times.step_s)))
+        )
+        home = next(homes, None)
+        if home is not None:
+            turn = self._turn(request, home, view)
+            home.group.left_s[request.id] = times.remaining_s(request, home.spec)
+            home.group.queue.put(request.id, turn)
+        self._homes[request.id] = home
 
     def _form(self, size: int, view: SchedulerView) -> list[RequestView]:
         """Make groups of ``size``; returns those that have no place there."""

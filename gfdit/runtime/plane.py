@@ -11,7 +11,7 @@ from gfdit.core.cost import CostModel
 from gfdit.core.cost.table import CostTable, cost_model
 from gfdit.core.events import PolicyChoice
 from gfdit.core.policy.fallback import FirstComeFirstServed
-from gfdit.core.policy.loading import load_policy
+from gfdit.core.policy.loading import policy_maker
 from gfdit.observe.recording import RecordingHeader, RecordingWriter
 from gfdit.runtime.config import RuntimeConfig
 from gfdit.runtime.policy_guard import GuardedPolicy
@@ -23,8 +23,8 @@ def make_plane(config: RuntimeConfig, costs: CostTable | None) -> ControlPlane:
     """Without ``costs`` times are nominal. Raises ``ValueError`` for a policy that cannot be loaded."""
 
     def load(choice: PolicyChoice) -> Policy:
-        policy = load_policy(choice.policy, choice.args, choice.admission)
-        return GuardedPolicy(policy, config.policy_timeout_s, config.policy_mark_path)
+        make = policy_maker(choice.policy, choice.args, choice.admission)
+        return GuardedPolicy(make(), config.policy_timeout_s, config.policy_mark_path, make)
 
     make_cost = partial(cost_model, skips_steps=config.skips_steps)
     policy = FirstComeFirstServed(config.policy) if config.without_policy else load(choice_of(config))

@@ -30,42 +30,56 @@ class _OutOfTime(BaseException):
 class GuardedPolicy:
     """``policy`` with a time limit on every call; works in the main thread only (it uses a signal).
 
+    One that is stopped may have taken in half of what it was shown: with ``make`` another takes its place, which
+    knows nothing yet.
+
     A policy that catches even what is to stop it is told ``MAX_REPEATS`` times; then the process ends with
     ``HANGING_POLICY_EXIT``, since nothing else stops it, and the control process that takes its place does without
     the policy. So does one after a policy that hangs outside of Python, where no signal reaches it: the mark in
     ``mark_path`` says who was thinking when a process ended.
     """
 
-    def __init__(self, policy: Policy, timeout_s: float, mark_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        timeout_s: float,
+        mark_path: Path | None = None,
+        make: Callable[[], Policy] | None = None,
+    ) -> None:
         self.name = policy.name
         self.run_ahead = getattr(policy, "run_ahead", False)
         self.sees_memory = getattr(policy, "sees_memory", False)
         self.places_components = getattr(policy, "places_components", False)
         self.timeout_s = timeout_s
         self.seconds: list[float] | None = None  # what decisions took, for who takes it from here
-        self._policy = policy
+        self._policy, self._make = policy, make
         self._num_repeats = 0
         self._mark = _open_mark(mark_path) if mark_path is not None else bytearray(1)
         signal.signal(signal.SIGALRM, self._expire)
-        admit: Callable[[RequestView, SchedulerView], Admission] | None = getattr(policy, "admit", None)
-        if admit is not None:
-            self.admit = self._guarded(admit)
+        if hasattr(policy, "admit"):
+            self.admit = self._admit
 
     def schedule(self, view: SchedulerView) -> Decision:
         started_s = time.perf_counter()
         try:
-            with self._alarm():
-                return self._policy.schedule(view)
+            decision: Decision = self._ask("schedule", view)
+            return decision
         finally:
             if self.seconds is not None:
                 self.seconds.append(time.perf_counter() - started_s)
 
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            with self._alarm():
-                return function(*args)
+    def _admit(self, request: RequestView, view: SchedulerView) -> Admission:
+        admission: Admission = self._ask("admit", request, view)
+        return admission
 
-        return call
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            with self._alarm():
+                return getattr(self._policy, method)(*args)
+        except PolicyTimeoutError:
+            if self._make is not None:
+                self._policy = self._make()
+            raise
 
     @contextmanager
     def _alarm(self) -> Iterator[None]:

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gfdit.core import Decision, Policy, RequestView, SchedulerView, TaskView
+from gfdit.core import (
+    Decision,
+    ExecutionLayout,
+    ParallelSpec,
+    Policy,
+    RequestView,
+    SchedulerView,
+    TaskView,
+    UnknownCostError,
+)
+from gfdit.core.cost.table import NominalCostModel
 from gfdit.core.policy import changes
 from gfdit.core.policy.changes import ChangeLog, Changes, Queue, ReadyQueue
 from gfdit.policies.edf import Edf
@@ -161,6 +171,59 @@ def test_every_policy_decides_the_same(name: str, run_ahead: int, seed: int) -> 
     cluster.run(with_deadlines(random_requests(draw, 12), draw))
     assert both.num_asked > 20
     assert not [report for report in cluster.reports if "in schedule" in report], cluster.reports
+
+
+class Moody(NominalCostModel):
+    """Knows nothing for a moment, now and then, whatever it is asked."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+        self.num_unknown = 0
+
+    @property
+    def version(self) -> int:
+        return self.num_unknown  # so that it is asked again
+
+    def candidates(self, task: TaskView) -> tuple[ParallelSpec, ...]:
+        self._slip()
+        return super().candidates(task)
+
+    def task_s(self, task: TaskView, layout: ExecutionLayout, batch: int = 1) -> float:
+        self._slip()
+        return super().task_s(task, layout, batch)
+
+    def _slip(self) -> None:
+        if self._random.random() < 0.03:
+            self.num_unknown += 1
+            raise UnknownCostError("it has slipped its mind")
+
+
+class Watched:
+    """Counts how often a policy lets ranks idle that are all free, beside ready tasks, and what it raises."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = policy.name
+        self.num_idle, self.errors = 0, list[Exception]()
+
+    def schedule(self, view: SchedulerView) -> Decision:
+        try:
+            decision = self._policy.schedule(view)
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        self.num_idle += not decision.dispatches and len(view.free_ranks) == len(view.ranks)
+        return decision
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_that_was_interrupted_goes_on(name: str) -> None:
+    policy, draw = Watched(POLICIES[name]()), random.Random(2)
+    cluster = Cluster(policy, 4, 2, cost=Moody(1), faults=Faults(cancel=0.01, rank_lost=0.01))
+    cluster.run(with_deadlines(random_requests(draw, 30), draw))
+    assert len(policy.errors) > 3 and {type(error) for error in policy.errors} == {UnknownCostError}
+    assert policy.num_idle == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3) | st.none()), max_size=30))

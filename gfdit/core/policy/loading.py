@@ -14,7 +14,7 @@ import traceback
 import types
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -48,19 +48,28 @@ def load_policy(spec: str, args: Mapping[str, str], admission: str = "none") -> 
     ``args`` maps constructor arguments to strings, converted as the class annotates them. ``admission`` is
     ``none`` or ``deadline`` (:mod:`gfdit.core.policy.admission`).
     """
+    return policy_maker(spec, args, admission)()
+
+
+def policy_maker(spec: str, args: Mapping[str, str], admission: str = "none") -> Callable[[], Policy]:
+    """The same, to build it as often as wanted: what ``spec`` names is loaded once."""
     cls = policy_class(spec)
     parameters = {parameter.name: parameter for parameter in policy_parameters(cls)}
     values = {name: _argument(spec, parameters, name, text) for name, text in args.items()}
     if missing := [p for p in parameters.values() if p.default is REQUIRED and p.name not in values]:
         raise ValueError(f"policy {spec} needs the argument {missing[0].label}")
-    try:
-        policy = cls(**values)
-    except Exception as error:
-        detail = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(_one_line(f"policy {spec}: {detail}")) from error
-    if not isinstance(getattr(policy, "name", None), str):
-        raise ValueError(f"policy {spec}, line {_line(cls)}: class {cls.__name__} has no attribute name: str")
-    return with_admission(cast(Policy, policy), admission)
+
+    def make() -> Policy:
+        try:
+            policy = cls(**values)
+        except Exception as error:
+            detail = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(_one_line(f"policy {spec}: {detail}")) from error
+        if not isinstance(getattr(policy, "name", None), str):
+            raise ValueError(f"policy {spec}, line {_line(cls)}: class {cls.__name__} has no attribute name: str")
+        return with_admission(cast(Policy, policy), admission)
+
+    return make
 
 
 def known_policies() -> dict[str, str]:
