@@ -86,7 +86,7 @@ class WorkerGroups:
         self._groups: dict[GroupId, Group] = {}
         self._group_of_rank: dict[int, Group] = {}
         self._homes: dict[str, Home | None] = {}  # of every live request; None if no ranks can run it
-        self._arrivals: dict[str, int] = {}  # the same requests, numbered
+        self._arrivals: dict[str, int] = {}  # the same requests and those that could not be assigned, numbered
         self._numbers = count()
         self._changes = Changes()
         self._estimates = Estimates()
@@ -95,7 +95,7 @@ class WorkerGroups:
         """Take in which ranks and requests have come, gone and changed."""
         changed = self._changes.of(view)
         if changed is None:
-            changed = dict.fromkeys((*self._homes, *view.requests))
+            changed = dict.fromkeys((*self._arrivals, *view.requests))
         try:
             new = self._unplaced(changed, view)
             if (ranks := list(map(_PLACE, view.ranks))) != self._ranks:

@@ -12,18 +12,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gfdit.core import (
+    ControlPlane,
     Decision,
     ExecutionLayout,
     ParallelSpec,
     Policy,
+    RankRecord,
     RequestView,
     SchedulerView,
     TaskView,
     UnknownCostError,
 )
 from gfdit.core.cost.table import NominalCostModel
+from gfdit.core.events import RequestArrived
 from gfdit.core.policy import changes
 from gfdit.core.policy.changes import ChangeLog, Changes, Queue, ReadyQueue
+from gfdit.policies._groups import WorkerGroups
 from gfdit.policies.edf import Edf
 from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
@@ -35,7 +39,7 @@ from gfdit.policies.tetriserve import TetriServe
 from gfdit.policies.triage import Triage
 from tests.support.cluster import Cluster, Faults
 from tests.support.thorough import thorough
-from tests.support.workload import Arrival, random_requests
+from tests.support.workload import Arrival, make_request, random_requests
 
 SEEDS = st.integers(0, 2**32 - 1)
 FAULTS = Faults(task=0.05, cancel=0.01, rank_lost=0.01, late_report=0.05)
@@ -224,6 +228,24 @@ def test_a_policy_that_was_interrupted_goes_on(name: str) -> None:
     cluster.run(with_deadlines(random_requests(draw, 30), draw))
     assert len(policy.errors) > 3 and {type(error) for error in policy.errors} == {UnknownCostError}
     assert policy.num_idle == 0
+
+
+def test_who_left_before_it_had_a_place_is_forgotten() -> None:
+    groups, seen = WorkerGroups(1), list[SchedulerView]()
+
+    class Groups(RandomLayout):
+        def schedule(self, view: SchedulerView) -> Decision:
+            seen.append(view)
+            groups.update(view)
+            return Decision()
+
+    cost = Moody(1)
+    plane = ControlPlane(Groups(), [RankRecord(0, frozenset({"m"}))], cost)
+    cost._slip = lambda: (_ for _ in ()).throw(UnknownCostError("never known"))  # type: ignore[method-assign]
+    plane.handle(RequestArrived(*make_request("a")), 0.0)
+    assert groups._arrivals.keys() == {"a"} and not groups._homes
+    groups.update(replace(seen[0], ready=(), requests={}, offers=None))
+    assert not groups._arrivals
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3) | st.none()), max_size=30))

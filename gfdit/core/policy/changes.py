@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 MAX_LOGGED = 4096
 """Who looks again after half as many changes or more may have missed some."""
 
-
 _NAME = itemgetter(2)
 
 
