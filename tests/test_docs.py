@@ -9,6 +9,7 @@ import pytest
 
 from gfdit.cli.main import main
 from tests.support.pages import PAGES, ROOT, anchors, commands, inline, is_synopsis, misunderstood
+from tests.support.thorough import thorough
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -88,7 +89,7 @@ def test_what_to_do_is_said_of_every_alert() -> None:
     assert alerts and re.findall(r"^\| `(Gfdit\w+)` \|", table, re.MULTILINE) == alerts
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "choose_a_policy.md"], ids=_name)
+@pytest.mark.parametrize("page", [README, *thorough([DOCS / "choose_a_policy.md"])], ids=_name)
 def test_what_needs_no_server_runs_as_it_is_typed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,10 +18,17 @@ PRINTED = {
     "04": r"^group and all-gather together: median \d+ us",
     "05": r"^lego, ranks: 2: 4\.77 s with loading, 1\.00 s after it",
 }
+LONG = "03"
 
 
 @pytest.mark.parametrize(
-    "example", [path for path in EXAMPLES if path.name[:2] in PRINTED], ids=lambda path: path.stem
+    "example",
+    [
+        pytest.param(path, marks=pytest.mark.thorough if path.name.startswith(LONG) else ())
+        for path in EXAMPLES
+        if path.name[:2] in PRINTED
+    ],
+    ids=lambda path: path.stem,
 )
 def test_it_runs_alone(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True)

@@ -79,6 +79,7 @@ def test_mistakes_are_one_clear_line(argv: list[str], message: str, capsys: pyte
     assert error.startswith("gfdit bench: error: ") and message in error and error.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_what_a_collective_costs_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "comm", "--host", "--rounds", "1"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()

@@ -29,6 +29,7 @@ def echo(comm: GroupFreeComm, x: torch.Tensor, word: str) -> tuple[int, int, tor
     return comm.rank, comm.world_size, x + comm.rank, word
 
 
+@pytest.mark.thorough
 def test_results_by_rank_with_a_clean_interpreter() -> None:
     results = spawn(echo, 2, args=(torch.ones(2), "hello"), timeout_s=2 * PATIENCE_S)
     assert [(r[0], r[1], r[2].tolist(), r[3]) for r in results] == [

@@ -228,6 +228,7 @@ def test_workload_mistakes(here: Path, changes: list[str], told: str, capsys: py
     assert not Path("w.jsonl").exists()
 
 
+@pytest.mark.thorough
 def test_the_commands_in_the_documentation_run(here: Path) -> None:
     text = (ROOT / "docs" / "simulator.md").read_text()
     blocks = re.findall(r"```\n(gfdit .*?)```", text, flags=re.DOTALL)

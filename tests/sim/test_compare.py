@@ -319,6 +319,7 @@ def test_mistakes(
     assert not Path("p").exists()
 
 
+@pytest.mark.thorough
 def test_the_commands_in_the_documentation_run(here: Path) -> None:
     text = (ROOT / "docs" / "comparing.md").read_text()
     blocks = re.findall(r"```\n(gfdit .*?)```", text, flags=re.DOTALL)
