@@ -5,7 +5,9 @@ Every rank runs with a tripwire on process groups, so "no process group" is chec
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import time
@@ -20,12 +22,22 @@ from gfdit.comm.shared_memory_heap import DEFAULT_LANES
 from tests.support.waiting import HANG_S
 
 START_METHOD = "forkserver"
+# Each rank would import them, and rewrite kernels for the interpreter: more than most programs of a test take.
+PRELOAD = ["gfdit.comm", "pytest", "tests.comm.worlds", "tests.kernels.preloaded"]
 # How long what must happen may take: no figure of speed, but the limit after which a test is broken.
 PATIENCE_S = HANG_S / 2
 
 
+@functools.cache
+def start_fork_server() -> None:
+    """Once for a process of the tests; ``spawn`` finds it running."""
+    multiprocessing.get_context(START_METHOD).set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
+
+
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> list[Any]:
     """``spawn`` with test defaults: results of ``fn(comm, *args)`` by rank."""
+    start_fork_server()
     options = {
         "timeout_s": 2 * PATIENCE_S,
         "comm_timeout_s": PATIENCE_S,
@@ -61,8 +73,8 @@ class World:
     ) -> None:
         """``sizes``: of the other areas, as ``SharedMemoryHeap.create`` takes them."""
         self.descriptor = SharedMemoryHeap.create(world_size, slot_bytes=slot_bytes, lanes=lanes, **sizes)
+        start_fork_server()
         self._context = multiprocessing.get_context(START_METHOD)
-        self._context.set_forkserver_preload(["gfdit.comm"])
         self._ranks: dict[int, tuple[Any, Any]] = {}
 
     def start(
