@@ -6,6 +6,7 @@ with start_server(["vllm", "serve", model, "--omni"], free_port(), Path("server.
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -120,11 +121,32 @@ def start_server(
     return server
 
 
+FIRST_PORT = 10_000
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody else gets before a server that takes a minute to start listens on it.
+
+    The system gives it to nobody who asks for any, unless all are among those that it gives; this function gives it
+    to nobody else on this machine while this process lives, which holds an abstract socket of that name. Raises
+    ``OSError`` if none is left.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = list(range(FIRST_PORT, 2**16))
+    ports = [port for port in ports if not low <= port <= high] or ports
+    for port in random.SystemRandom().sample(ports, len(ports)):
+        reservation = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe:
+            try:
+                reservation.bind(f"\0gfdit-port-{port}")
+                probe.bind(("", port))
+            except OSError:  # somebody has it
+                reservation.close()
+                continue
+        _reserved.append(reservation)
+        return port
+    raise OSError(f"no port from {FIRST_PORT} on is free, {len(ports)} were tried")
 
 
 def _is_healthy(base_url: str) -> bool:

@@ -114,7 +114,6 @@ def meet(rank: int, indices: list[int], path: str, results: Any) -> None:
 def test_torch_is_told_of_equal_indices_only(indices: list[int], allowed: str | None, tmp_path: Path) -> None:
     """Told, it does without multicast."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gfdit.comm"])
     results = context.Queue()
     processes = [
         context.Process(target=meet, args=(rank, indices, str(tmp_path / "meet"), results), daemon=True)

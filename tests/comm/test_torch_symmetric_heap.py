@@ -126,7 +126,6 @@ def meet(rank: int, path: str, results: Any) -> None:
 
 def test_ranks_meet_at_a_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gfdit.comm"])
     results = context.Queue()
     processes = [
         context.Process(target=meet, args=(rank, str(tmp_path / "meet"), results), daemon=True)
