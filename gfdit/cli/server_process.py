@@ -128,9 +128,9 @@ _reserved: list[socket.socket] = []
 def free_port() -> int:
     """A port that nobody else gets before a server that takes a minute to start listens on it.
 
-    The system gives it to nobody who asks for any, unless all are among those that it gives; this function gives it
-    to nobody else on this machine while this process lives, which holds an abstract socket of that name. Raises
-    ``OSError`` if none is left.
+    The system gives it to nobody who asks for any, unless all are among those that it gives. While this process
+    lives, which holds an abstract socket of that name, this function gives it to nobody else on this machine.
+    Raises ``OSError`` if none is left.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = list(range(FIRST_PORT, 2**16))
