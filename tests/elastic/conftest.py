@@ -13,7 +13,7 @@ from gfdit.cli.main import main
 from gfdit.omni.plugin import prepare_cpu_process
 from tests.elastic.shapes import ALL, TILED, TRAFFIC
 from tests.support.images import Engine, ImageRequest, stock_images
-from tests.support.leftovers import Leftovers
+from tests.support.leftovers import Leftovers, command_line
 from tests.support.waiting import HANG_S
 
 
@@ -67,7 +67,7 @@ def engine(model: Path, timeline_path: Path, recording_path: Path) -> Iterator[E
     engine.watch_workers()
     yield engine
     for process in psutil.Process().children():
-        if "gfdit.runtime.control_process" in process.cmdline():
+        if "gfdit.runtime.control_process" in command_line(process):
             left.watch(process.pid)
     engine.close()
     left.assert_none()

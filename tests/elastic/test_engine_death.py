@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support import local_http
-from tests.support.leftovers import nothing_left
+from tests.support.leftovers import command_line, nothing_left
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.waiting import HANG_S
 
@@ -29,7 +29,7 @@ def post(server: ServerProcess, side: int = 256, steps: int = 2, timeout_s: floa
 def processes(server: ServerProcess, what: str) -> list[psutil.Process]:
     """Those of the server whose command line contains ``what``."""
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if what in " ".join(child.cmdline())]
+    return [child for child in children if what in " ".join(command_line(child))]
 
 
 def test_a_server_without_control_process_says_so(model: Path, tmp_path: Path) -> None:

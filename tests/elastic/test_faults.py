@@ -14,6 +14,7 @@ import pytest
 
 from tests.elastic.recorded import recorded_from_now
 from tests.support.images import Engine, ImageRequest
+from tests.support.leftovers import command_line
 from tests.support.waiting import wait_until
 
 
@@ -67,7 +68,7 @@ def test_a_lost_control_process_changes_no_image(
 
 def control_process() -> psutil.Process:
     children = psutil.Process().children(recursive=True)
-    return next(child for child in children if "gfdit.runtime.control_process" in child.cmdline())
+    return next(child for child in children if "gfdit.runtime.control_process" in command_line(child))
 
 
 def when_back(engine: Engine) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from gfdit.observe.timeline import read_timeline
 from gfdit.omni.plugin import find_accelerator
 from tests.families.image_requests import picture
 from tests.support import local_http
+from tests.support.leftovers import command_line
 from tests.support.server import ServerProcess, free_port, start_server
 from tests.support.videos import frames_of, post_video
 from tests.support.waiting import wait_until
@@ -143,6 +144,6 @@ def workers(server: ServerProcess) -> list[int]:
     found = [
         child
         for child in psutil.Process(server.process.pid).children(recursive=True)
-        if "DiffusionWorker" in "".join(child.cmdline())
+        if "DiffusionWorker" in "".join(command_line(child))
     ]
     return [child.pid for child in sorted(found, key=lambda child: child.create_time())]

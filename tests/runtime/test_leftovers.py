@@ -18,7 +18,8 @@ import pytest
 
 from gfdit.comm import SharedMemoryHeap
 from gfdit.runtime.config import make_run_dir
-from tests.support.leftovers import MEMORY, Leftovers, nothing_left
+from tests.support.leftovers import MEMORY, Leftovers, command_line, nothing_left
+from tests.support.waiting import wait_until
 
 RESULTS = "psm_mine"  # what the names of results begin with
 
@@ -164,3 +165,14 @@ def test_what_others_make_and_leave_is_not_blamed_on_who_did_not() -> None:
             other.wait()
         assert left.found() == [f"process {mine.pid}", f"{folder}"]
         assert all(made.exists() for _, made in others), "there is something to blame"
+
+
+def test_who_has_ended_and_was_not_waited_for_has_no_command_line() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = psutil.Process(child.pid)
+        wait_until(lambda: "input()" in command_line(process), "it has started")
+        child.kill()
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "it has ended")
+        with pytest.raises(psutil.ZombieProcess):
+            process.cmdline()
+        assert command_line(process) == []

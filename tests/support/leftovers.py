@@ -109,6 +109,13 @@ def _used_by(pid: int) -> set[Path]:
     }
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Nothing if it has ended, also if nobody has waited for it yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def _runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
