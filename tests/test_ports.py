@@ -37,10 +37,16 @@ def only_two(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return {*ports}
 
 
-def test_each_is_given_once_and_not_by_the_system(only_two: set[int]) -> None:
+def test_none_is_one_that_the_system_gives_unless_it_gives_all() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    given = [free_port(), free_port()]
-    assert {*given} == only_two and not any(low <= port <= high for port in given)
+    assert free_port() in server_process._outside(low, high)
+    ports = server_process._outside(32_768, 60_999)
+    assert {10_000, 32_767, 61_000, 65_535} <= {*ports} and not {*range(32_768, 61_000)} & {*ports}
+    assert server_process._outside(1024, 65_535) == list(range(10_000, 2**16))
+
+
+def test_each_is_given_once(only_two: set[int]) -> None:
+    assert {free_port(), free_port()} == only_two
     with pytest.raises(OSError, match="no port from 10000 on is free, "):
         free_port()
 

@@ -24,6 +24,9 @@ LOG_TAIL_LINES = 60
 # Against hangs: on a busy machine a server that starts or ends takes minutes.
 STOP_GRACE_S = 120.0
 START_TIMEOUT_S = 1200.0
+FIRST_PORT = 10_000
+
+_reserved: list[socket.socket] = []  # for as long as this process lives
 
 
 class ServerError(RuntimeError):
@@ -121,10 +124,6 @@ def start_server(
     return server
 
 
-FIRST_PORT = 10_000
-_reserved: list[socket.socket] = []
-
-
 def free_port() -> int:
     """A port that nobody else gets before a server that takes a minute to start listens on it.
 
@@ -133,8 +132,7 @@ def free_port() -> int:
     Raises ``OSError`` if none is left.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = list(range(FIRST_PORT, 2**16))
-    ports = [port for port in ports if not low <= port <= high] or ports
+    ports = _outside(low, high)
     for port in random.SystemRandom().sample(ports, len(ports)):
         reservation = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
@@ -147,6 +145,11 @@ def free_port() -> int:
         _reserved.append(reservation)
         return port
     raise OSError(f"no port from {FIRST_PORT} on is free, {len(ports)} were tried")
+
+
+def _outside(low: int, high: int) -> list[int]:
+    ports = list(range(FIRST_PORT, 2**16))
+    return [port for port in ports if not low <= port <= high] or ports
 
 
 def _is_healthy(base_url: str) -> bool:

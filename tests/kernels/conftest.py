@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.conftest import ranks_are_forked
-
-__all__ = ["ranks_are_forked"]
-
 THOROUGH = (
     "test_containment",
     "test_large_path_controls",

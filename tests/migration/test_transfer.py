@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap, spawn
+from gfdit.comm import CommTimeout, GroupFreeComm, SharedMemoryHeap
 from gfdit.core.artifacts.transfers import plan_transfers
 from gfdit.core.artifacts.views import ArtifactView
 from gfdit.core.commands import Migrate
@@ -37,7 +37,7 @@ def run_ranks(
     sizes = {"slot_bytes": 256 * 1024, "low_latency_bytes": 64 * 1024}
     with open_world(world_size, **sizes) as world:
         world.start_all(fn, heap_class=heap_class, **options)
-        return [world.result(rank, timeout_s=120) for rank in range(world_size)]
+        return world.results()
 
 
 def fields_of_every_kind() -> dict[str, Any]:
@@ -283,7 +283,7 @@ def test_solver_history_and_generator_migrate_so_that_a_trajectory_is_bit_identi
     alone = walk(scheduler, latents, generator, range(12))
     assert len(scheduler.model_outputs) == 3, "the solver keeps history, or this test proves nothing"
     assert latents.nbytes > NESTED_BYTES and len(tensor_fields({"scheduler": scheduler})) > 2, "it is a field"
-    moved = spawn(relay, 2, start_method="forkserver")[0]
+    moved = run_ranks(SharedMemoryHeap, 2, relay)[0]
     assert torch.equal(moved, alone)
     fresh, latents, generator = start()
     half = walk(fresh, latents, generator, range(5))
