@@ -45,6 +45,7 @@ def test_edits_of_their_own_keys_share_passes(family: str, kits: Kits) -> None:
             assert made.difference(expected) <= MOVED_TOLERANCE, script
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_of_templates_share_passes(family: str, kits: Kits, tmp_path: Path) -> None:
     """Also with prompts of other lengths, and beside one that computes all its tokens."""

@@ -30,6 +30,7 @@ def num_kept(executor: Any) -> int:
     return len(executor.adapter._kept_keys)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_tokens_are_all_tokens(family: str, kits: Kits) -> None:
     kit = kits(family, num_ranks=2)
@@ -55,6 +56,7 @@ def test_tokens_under_a_mask_are_the_same_at_every_degree(family: str, kits: Kit
     assert kit.on_ranks(num_kept) == [0, 0], "keys are dropped with their request"
 
 
+@pytest.mark.thorough
 def test_what_was_kept_elsewhere_is_of_no_use(kits: Kits) -> None:
     """Every step on another rank than the last one computes all tokens, also where older keys are at hand."""
     kit, exact = kits("qwen-image", num_ranks=2), asked("qwen-image")

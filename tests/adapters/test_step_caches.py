@@ -63,7 +63,7 @@ CASES = {
     "taylor-qwen-image": Case("qwen-image", TAYLOR, GUIDED),
     "mask-qwen-image": Case("qwen-image", STEP_MASK, GUIDED),
 }
-THOROUGH = set(CASES) - {"tea_cache-qwen-image", "cache_dit-wan"}
+THOROUGH = set(CASES) - {"cache_dit-wan"}
 _PARAMS = [pytest.param(name, marks=[pytest.mark.thorough] if name in THOROUGH else []) for name in CASES]
 
 

@@ -21,6 +21,7 @@ from gfdit.kernels.compiled import Variant, kernel_name
 from gfdit.kernels.launch import Enqueue, launcher
 
 
+@pytest.mark.thorough
 def test_virtual_ranks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--heap", "local", "--ranks", "3", "--groups", "2", "3", "--sizes", "1K", "100", "--rounds", "2"]
     assert main(["bench", "comm", *argv]) == 0

@@ -75,7 +75,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9), run_ahead=st.integers(0, 1))
 @example(
     seed=1870, num_ranks=5, num_requests=2, run_ahead=0
@@ -88,7 +88,7 @@ def test_random_events_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-3", "fcfs-9", "equipartition", "equipartition-2", "random-layout"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=SEEDS, num_ranks=st.integers(1, 6), num_requests=st.integers(1, 9), run_ahead=st.integers(0, 1))
 def test_without_faults_every_request_completes(
     name: str, seed: int, num_ranks: int, num_requests: int, run_ahead: int

@@ -18,6 +18,7 @@ from gfdit.policies.equipartition import Equipartition
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.static import Static
 from gfdit.policies.triage import Triage
+from tests.support.thorough import thorough
 from tests.support.workload import make_request
 
 TASK_S, FAILS_AFTER_S, RESTART_S = 0.1, 0.01, 1.0
@@ -115,7 +116,7 @@ def rank_0(command: cmd.RunTask, rank: int) -> bool:
     return rank == 0
 
 
-@pytest.mark.parametrize("policy", [Triage, Fcfs, Equipartition])
+@pytest.mark.parametrize("policy", [Triage, *thorough([Fcfs, Equipartition])])
 @pytest.mark.parametrize("faulty", [0, 1])
 @pytest.mark.parametrize("probe", ["", "out of order"])
 def test_a_rank_that_fails_fast_eats_no_requests(policy: type[Policy], faulty: int, probe: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gfdit.core.commands import RunTask
 from tests.elastic.recorded import recorded_from_now
 from tests.support.images import Engine, ImageRequest
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 # Prompts and numbers of steps differ: one request pads its text for the other, and goes on alone at the end.
@@ -49,7 +50,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(one.astype(int) - other.astype(int)).max())
 
 
-@pytest.mark.parametrize("layout", ["sp1@0", "sp2@0,1", "sp4@0,2,1,3"])
+@pytest.mark.parametrize("layout", ["sp1@0", "sp4@0,2,1,3", *thorough(["sp2@0,1"])])
 def test_compatible_steps_share_a_pass_and_are_the_steps_alone(watched: Engine, layout: str) -> None:
     pair = [request.under(f"batch {layout}") for request in (SHORT, LONG)]
     images, num_requests = run(watched, pair, num_shared=3)
@@ -60,7 +61,7 @@ def test_compatible_steps_share_a_pass_and_are_the_steps_alone(watched: Engine, 
         assert difference(image, alone) <= TOLERANCE
 
 
-@pytest.mark.parametrize("layout", ["sp1@0", "cfg2xsp2@0,3,1,2"])
+@pytest.mark.parametrize("layout", ["cfg2xsp2@0,3,1,2", *thorough(["sp1@0"])])
 def test_guided_requests_share_a_pass(watched: Engine, layout: str) -> None:
     guided = [ImageRequest(96, 160, 4, 3, "blurry"), ImageRequest(96, 160, 4, 4, "dark and noisy, low quality")]
     pair = [request.under(f"batch {layout}") for request in guided]

@@ -13,6 +13,7 @@ from gfdit.core.tasks import TaskKind
 from tests.elastic.recorded import recorded_from_now
 from tests.elastic.shapes import ALL, GUIDED, GUIDED_ODD, ODD, PLAIN, TILED, TWO_IMAGES
 from tests.support.images import Engine, ImageRequest, stock_images
+from tests.support.thorough import thorough
 
 # vLLM-Omni leaves padding tokens unmasked by default, which gfdit does not; see Settings.mask_sp_padding.
 MASKED = {"mask_sp_padding": True}
@@ -67,7 +68,7 @@ CHANGING = "encode@3 prepare@1 sp1@1 sp2@2,0 sp4@0,1,2,3 sp4@3,1,0,2 sp1@3 sp2@1
 CHANGING_GUIDED = "encode@3 sp1@1 cfg2@2,0 cfg2xsp2@3,1,0,2 sp2@0,1 sp4@2,3,1,0 cfg2@3,0 decode@2"
 
 
-@pytest.mark.parametrize("request_", [PLAIN, ODD, GUIDED, GUIDED_ODD, TWO_IMAGES], ids=str)
+@pytest.mark.parametrize("request_", [PLAIN, GUIDED_ODD, TWO_IMAGES, *thorough([ODD, GUIDED])], ids=str)
 def test_layouts_that_change_at_every_step(
     engine: Engine, stock: dict[ImageRequest, np.ndarray], request_: ImageRequest
 ) -> None:

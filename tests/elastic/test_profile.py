@@ -1,9 +1,11 @@
-"""`gfdit profile` on a real server with two ranks: what it measures, what it skips, and what it refuses."""
+"""`gfdit profile`: what it measures, what it skips, and what it refuses.
+
+Most of it on the engine of the folder, in place of a server that would be started for it alone.
+"""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,29 +14,58 @@ import pytest
 
 from gfdit.cli import profile, profile_plan, profile_server
 from gfdit.cli.main import main
-from gfdit.cli.profile_server import ProfileServer
+from gfdit.cli.profile_server import ProfileServer, Wanted
 from gfdit.core import ExecutionLayout, ParallelSpec, Request, Shape, TaskKind, TaskView, trajectory
 from gfdit.core.cost.table import CostTable, TableCostModel
+from gfdit.core.events import RequestArrived
+from gfdit.observe.recording import RecordingReader
+from gfdit.observe.samples import Samples
 from gfdit.sim.graphs import GraphBuilder
-from tests.support.waiting import HANG_S
+from tests.support.images import Engine, ImageRequest
 
 FLAGS = ["--", "--dtype", "float32", "--enforce-eager"]
+MODEL = "qwen-image"  # as the engine calls it, by its folder
 QUICK = ["--spread", "0.9", "--min-reps", "2", "--max-reps", "2"]
 
 
+class EngineServer(ProfileServer):
+    """Requests go to the engine as they are, not over HTTP; what it measures is read as ever."""
+
+    def __init__(self, engine: Engine, recording: RecordingReader) -> None:
+        self.samples = Samples()
+        self._engine = engine
+        self._reader = recording
+        list(recording.entries())  # of other tests
+
+    def run(self, requests: Sequence[Wanted], mask_image: bytes | None = None) -> list[RequestArrived]:
+        known = set(self.samples.arrived)
+        self._engine.images(
+            [
+                ImageRequest(
+                    wanted.shape.height,
+                    wanted.shape.width,
+                    wanted.num_steps,
+                    negative_prompt="blurry" if wanted.cfg else None,
+                    script=wanted.script,
+                )
+                for wanted in requests
+            ]
+        )
+        self._read_until_completed(len(known) + len(requests))
+        return [arrived for name, arrived in self.samples.arrived.items() if name not in known]
+
+
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileServer]:
-    arguments = argparse.Namespace(model=str(model), ranks=2, model_name="tiny", ring=False, passthrough=FLAGS[1:])
-    log = tmp_path_factory.mktemp("profile") / "log"
-    with ProfileServer(profile.server_command(arguments), log, HANG_S) as server:
-        yield server
+def server(engine: Engine, recording_path: Path) -> Iterator[ProfileServer]:
+    with RecordingReader(recording_path) as recording:
+        yield EngineServer(engine, recording)
 
 
 @pytest.fixture
 def command(server: ProfileServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A quick profile that finds the server running already."""
     monkeypatch.setattr(profile_server, "ProfileServer", lambda *args: nullcontext(server))
-    return ["profile", str(model), "--ranks", "2", "--out", str(tmp_path / "c.json"), *QUICK]
+    return ["profile", str(model), "--ranks", "4", "--out", str(tmp_path / "c.json"), *QUICK]
 
 
 def test_everything_is_measured_once(command: list[str], server: ProfileServer, tmp_path: Path) -> None:
@@ -44,7 +75,9 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     assert len(found) == len(table.entries)
     kinds = {TaskKind.ENCODE, TaskKind.DECODE}
     others = {(kind, cfg, "sp1", 1) for kind in kinds for cfg in (False, True)}
-    steps = {("sp1", False), ("sp2", False), ("sp1", True), ("sp2", True), ("cfg2xsp1", True)}
+    steps = {(f"sp{sp}", cfg) for sp in (1, 2, 4) for cfg in (False, True)} | {
+        (f"cfg2xsp{sp}", True) for sp in (1, 2)
+    }
     assert found == others | {(TaskKind.DENOISE, cfg, spec, batch) for spec, cfg in steps for batch in (1, 2)}
     assert table.migration_latency_s > 0.0001
     sizes = {(size.artifact, size.cfg): size.num_bytes for size in table.artifacts}
@@ -52,7 +85,7 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     assert latents_bytes < sizes["latents", False] < 20 * latents_bytes
     assert sizes["conditioning", True] > sizes["conditioning", False]
 
-    request = Request("r", "tiny", Shape(64, 64), 1, 0.0)
+    request = Request("r", MODEL, Shape(64, 64), 1, 0.0)
     step = TaskView.of(request, trajectory("r", 1, (ParallelSpec(1), ParallelSpec(2))).tasks[2])
     cost = TableCostModel(table)
     assert [spec.sp for spec in cost.candidates(step)] == [1, 2]
@@ -62,7 +95,7 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
     before = (tmp_path / "c.json").read_bytes()
     num_requests = len(server.samples.arrived)
     assert main([*command, "--shape", "64x64", "--batch", "1", "2", *FLAGS]) == 0
-    explored = 2 * 2
+    explored = 2 * 4
     assert len(server.samples.arrived) == num_requests + explored
     assert CostTable.load(tmp_path / "c.json").entries == table.entries
     assert main([*command, "--shape", "64x64", "64x96", "--cfg", "off", *FLAGS]) == 0
@@ -74,12 +107,14 @@ def test_everything_is_measured_once(command: list[str], server: ProfileServer, 
 
 @pytest.mark.thorough
 def test_what_masks_save_is_measured_and_known_to_cost_models(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = tmp_path / "c.json"
+    argv = ["profile", str(model), "--ranks", "2", "--model-name", "tiny", "--out", str(out), *QUICK]
     asked = ["--shape", "64x64", "256x256", "--cfg", "off", "--mask-ratio", "0.1", "0.5", "1"]
-    assert main([*command, *asked, *FLAGS]) == 0
+    assert main([*argv, *asked, *FLAGS]) == 0
     assert "steps of 256x256 under a mask: " in capsys.readouterr().out
-    table = CostTable.load(tmp_path / "c.json")
+    table = CostTable.load(out)
     (masked,) = table.masked_steps
     assert masked.model == "tiny" and 0 <= masked.unmasked_share < 0.9 and 0 < masked.r_squared <= 1
     cost = TableCostModel(table)
@@ -115,16 +150,16 @@ def test_shared_decodes_are_measured_and_known_to_simulator_and_policies(model: 
 def test_an_interrupted_profile_keeps_what_it_has(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = ProfileServer.run
+    original = EngineServer.run
     runs = []
 
-    def interrupted(self: ProfileServer, *args: object) -> object:
+    def interrupted(self: EngineServer, *args: object) -> object:
         runs.append(args)
         if len(runs) == 5:  # explored, copied twice, measured at one degree
             raise KeyboardInterrupt
         return original(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ProfileServer, "run", interrupted)
+    monkeypatch.setattr(EngineServer, "run", interrupted)
     assert main([*command, "--shape", "64x64", "--cfg", "off", *FLAGS]) == profile.INTERRUPTED
     kept = CostTable.load(tmp_path / "c.json").entries
     assert 0 < len(kept) < 5

@@ -67,6 +67,7 @@ def test_a_part_that_dies_leaves_the_others_and_goes_on_behind_what_killed_it(tm
     assert "| crashes | FAILED |" in text and "| works | passed |" in text
 
 
+@pytest.mark.thorough
 def test_a_part_that_hangs_is_ended_at_its_limit_and_says_where(tmp_path: Path) -> None:
     parts = [fake("hangs_hard"), fake("hangs"), fake("works", least_s=1.0)]
     found = run(tmp_path, *parts, budget_s=40.0)

@@ -66,7 +66,7 @@ def check_plan(view: ArtifactView, held: Held, target: ExecutionLayout, idle: se
     assert come_to_rest({rank: [t for t in plan.transfers if rank in t.ranks] for rank in plan.ranks})
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(view=views(), walk=WALKS, idle=IDLE, riding_bytes=st.sampled_from([0, 100]))
 def test_every_byte_that_is_needed_and_lacking_moves_once(
     view: ArtifactView, walk: list[ExecutionLayout], idle: set[int], riding_bytes: int

@@ -76,6 +76,7 @@ def test_a_cpu_build_of_vllm_keeps_its_own_platform(machine: set[str], monkeypat
     assert plugin.cpu_platform() == plugin.OMNI_PLATFORM
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(plugin.find_accelerator() is not None, reason="the CPU platform is for machines without")
 def test_vllm_and_omni_resolve_the_cpu_platform(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=tmp_path, capture_output=True, text=True)

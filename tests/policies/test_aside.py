@@ -90,7 +90,9 @@ class Both:
         return decision
 
 
-@pytest.mark.parametrize("arguments", [{}, {"patience": 0.3}, {"lending": 1.0, "price": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [{}, *thorough([{"patience": 0.3}, {"lending": 1.0, "price": 1.0}])], ids=str
+)
 @pytest.mark.parametrize("seed", [0, *thorough([1])])
 def test_they_change_no_decision(arguments: dict[str, float], seed: int) -> None:
     draw, trace, now_s = random.Random(seed), [], 0.0

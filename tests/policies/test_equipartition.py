@@ -85,7 +85,7 @@ def test_max_sp_bounds_the_degree() -> None:
         Equipartition(max_sp=0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(arrivals=ARRIVALS, num_ranks=st.integers(1, 8))
 def test_no_task_waits_beside_a_free_rank(arrivals: list[tuple[float, int, int]], num_ranks: int) -> None:
     run = simulate(Equipartition(), num_ranks, requests_of(arrivals), work_conserving=True)

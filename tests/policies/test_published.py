@@ -63,7 +63,7 @@ def models_of(rank: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=SEEDS, num_ranks=st.integers(2, 6), num_requests=st.integers(1, 9))
 def test_every_request_completes_and_no_rule_is_broken(
     name: str, seed: int, num_ranks: int, num_requests: int
@@ -75,7 +75,7 @@ def test_every_request_completes_and_no_rule_is_broken(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=SEEDS, num_ranks=st.integers(4, 6), num_requests=st.integers(1, 9))
 def test_ranks_and_requests_that_vanish_break_nothing(
     name: str, seed: int, num_ranks: int, num_requests: int

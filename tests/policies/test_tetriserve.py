@@ -32,7 +32,7 @@ def total(groups: list[list[tuple[int, float]]], chosen: list[int | None]) -> tu
     return sum(width for width, _ in picked), sum(value for _, value in picked)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(groups=GROUPS, capacity=st.integers(0, 12))
 def test_the_knapsack_equals_exhaustive_search(groups: list[list[tuple[int, float]]], capacity: int) -> None:
     every = itertools.product(*([None, *range(len(group))] for group in groups))
@@ -52,7 +52,7 @@ def cost(mix: list[tuple[Degree, int]]) -> tuple[float, float]:
     return rank_s, sum(seconds * count for (_, seconds), count in mix)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(num_steps=st.integers(1, 6), available_s=st.floats(0.1, 8.0))
 def test_a_minimal_allocation_wastes_at_most_one_step_of_rounding(num_steps: int, available_s: float) -> None:
     every = [

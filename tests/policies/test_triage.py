@@ -247,7 +247,7 @@ def check_waits(pattern: list[Any], num_repeats: int, num_ranks: int, patience: 
 
 
 @given(PATTERNS, st.sampled_from((1, 2, 4)), st.sampled_from((0.5, 1.25)))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_nobody_waits_longer_than_stated(pattern: list[Any], num_ranks: int, patience: float) -> None:
     check_waits(pattern, 1 + 40 // len(pattern), num_ranks, patience)
 

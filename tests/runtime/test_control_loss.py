@@ -15,6 +15,7 @@ from gfdit.core import events as ev
 from gfdit.observe.recording import RecordingReader, TimedEvent
 from gfdit.observe.traces import TaskSpan
 from tests.runtime.test_runtime import Runtime, assert_nothing_held
+from tests.support.thorough import thorough
 
 SCRIPTS = {
     "alone": "sp1@0",
@@ -48,7 +49,7 @@ def lossy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lossy]:
     lossy.runtime.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, *thorough([signal.SIGKILL])])
 def test_requests_go_on_from_their_last_boundary(lossy: Lossy, number: signal.Signals) -> None:
     runtime = lossy.runtime
     names = {f"{name}-{number}": script for name, script in SCRIPTS.items()}
@@ -87,6 +88,7 @@ def test_a_call_that_nobody_will_answer_is_answered(lossy: Lossy) -> None:
     assert lossy.runtime.values("pid") == lossy.pids
 
 
+@pytest.mark.thorough
 def test_again_and_again_at_random_moments(lossy: Lossy) -> None:
     draw, runtime = random.Random(5), lossy.runtime
     for index in range(6):

@@ -104,6 +104,7 @@ def test_a_full_disk_does_not_end_serving(capfd: pytest.CaptureFixture[str]) -> 
         assert said.count(f"{name} /dev/full ends here: No space left on device; serving goes on") == 1
 
 
+@pytest.mark.thorough
 def test_a_disk_that_stops_answering_holds_up_nothing_but_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

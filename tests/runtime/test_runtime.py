@@ -272,7 +272,7 @@ def test_a_request_that_kills_its_worker_is_given_up_and_the_others_go_on(tmp_pa
     assert replay(recording).difference is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, *thorough([signal.SIGKILL])])
 def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: signal.Signals) -> None:
     runtime = Runtime(heartbeat_timeout_s=3.0, traces=True)
     runtime.wait_ready()
@@ -297,6 +297,7 @@ def test_a_rank_that_dies_or_hangs_is_replaced_while_the_others_serve(number: si
     runtime.close()
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_stuck_in_a_task_is_replaced(tmp_path: Path) -> None:
     """Its heartbeat goes on, and its peers wait for it."""
     runtime = Runtime(payload=str(tmp_path).encode(), task_timeout_s=1.0, comm_timeout_s=1.0)

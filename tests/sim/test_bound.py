@@ -95,7 +95,7 @@ def crowded(seed: int) -> tuple[list[TraceRequest], CostTable]:
     """Far more work than four ranks can do."""
     costs = load_cost_table("wan2.2-synthetic")
     classes = request_classes(TableCostModel(costs), num_steps=10)
-    return generate(PATTERNS["short"], classes, num_ranks=4, load=3.0, seed=seed)[:120], costs
+    return generate(PATTERNS["short"], classes, num_ranks=4, load=3.0, seed=seed)[:80], costs
 
 
 def reached(policy: str, trace: list[TraceRequest], costs: CostTable, num_ranks: int) -> int:

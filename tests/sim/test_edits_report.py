@@ -23,7 +23,6 @@ from benchmarks.edits_report import (
 )
 from gfdit.cli.provenance import provenance
 from gfdit.core.tasks import TaskKind
-from tests.support.thorough import thorough
 
 SEEDS = (0, 1)
 
@@ -66,7 +65,8 @@ def test_processing_images_between_steps_delays_all() -> None:
     assert sums[1] - sums[0] == pytest.approx(2 * PROCESSING_S)
 
 
-@pytest.mark.parametrize("per_s", [0.5, *thorough([0.25])])
+@pytest.mark.thorough
+@pytest.mark.parametrize("per_s", [0.5, 0.25])
 def test_triage_meets_more_deadlines_and_has_a_lower_mean_than_the_placement_of_the_paper(per_s: float) -> None:
     pipeline = Point("placement", "pipeline", per_s, 4, 80, deadlines=True)
     triage = replace(pipeline, system="triage")

@@ -65,7 +65,7 @@ def test_components_come_and_go_in_little_memory(policy: type) -> None:
     assert not run.faults or policy is Fcfs
 
 
-@pytest.mark.parametrize(("policy", "run_ahead"), [(Lego, 0), (Triage, 1)])
+@pytest.mark.parametrize(("policy", "run_ahead"), [(Lego, 0), pytest.param(Triage, 1, marks=pytest.mark.thorough)])
 def test_lost_ranks_lose_their_components_and_no_request(policy: type, run_ahead: int) -> None:
     draw = random.Random(2)
     trace = [line(number, number * 0.2, draw.randrange(3)) for number in range(60)]
