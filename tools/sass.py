@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 import triton
+from triton.runtime.cache import get_cache_manager
 
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
@@ -37,11 +40,17 @@ def copy_loops(cubin: bytes) -> list[CopyLoop]:
 
 
 def disassembled(cubin: bytes) -> str:
+    """Kept in Triton's cache, as what it has compiled: the disassembler takes a second to start."""
+    cache = get_cache_manager(sha256(cubin).hexdigest())
+    if kept := cache.get_file("sass"):
+        return Path(kept).read_text()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    cache.put(text, "sass", binary=False)
+    return text
 
 
 def copy_loops_of(text: str) -> list[CopyLoop]:

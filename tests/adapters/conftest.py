@@ -38,12 +38,19 @@ def tiny_model(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def kits(fork_server: ForkServer, tiny_model: Callable[..., Path]) -> Iterator[Kits]:
-    """``kits("qwen-image")``: a kit over a tiny checkpoint, or over a folder, that is open for the module."""
+    """``kits("qwen-image")``: a kit over a tiny checkpoint, or over a folder, that is open for the module.
+
+    Who asks again for the same has the same one, as it was left.
+    """
+    known: dict[str, AdapterKit] = {}
     with ExitStack() as opened:
 
         def make(model: str | Path, **options: Any) -> AdapterKit:
-            folder = tiny_model(model) if isinstance(model, str) else model
-            kit = AdapterKit(folder, fork_server=fork_server, comm_timeout_s=HANG_S, **options)
-            return opened.enter_context(kit)
+            asked = repr((model, sorted(options.items())))
+            if asked not in known:
+                folder = tiny_model(model) if isinstance(model, str) else model
+                kit = AdapterKit(folder, fork_server=fork_server, comm_timeout_s=HANG_S, **options)
+                known[asked] = opened.enter_context(kit)
+            return known[asked]
 
         yield make

@@ -14,7 +14,6 @@ from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitReques
 from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
-from tests.support.thorough import thorough
 from tools.artifact_sizes import FLOAT32, Asked, Wan
 
 UNIPC, EULER = "unipc", "euler"
@@ -84,7 +83,8 @@ def kit_of(kits: Kits) -> Callable[[str], AdapterKit]:
     return kit
 
 
-@pytest.mark.parametrize("family", ["wan2.2-i2v", *thorough(["wan2.2-ti2v", "wan2.2-t2v-a14b"])])
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["wan2.2-i2v", "wan2.2-ti2v", "wan2.2-t2v-a14b"])
 def test_a_guided_request_of_an_odd_length(kit_of: Callable[[str], AdapterKit], family: str) -> None:
     report = check_adapter(kit_of(family), REQUESTS[family][:1], num_scripts=1, checks=("sp1", "layouts"))
     assert report.passed, str(report)

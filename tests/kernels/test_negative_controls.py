@@ -159,4 +159,4 @@ MUTANTS = tuple(
 
 
 def test_every_mutant_is_seen_to_fail_and_the_real_kernels_are_not() -> None:
-    check_trials((*REAL, *MUTANTS, *REAL), scratch_bytes=4096)
+    check_trials((*REAL, *MUTANTS, *REAL[::3]), scratch_bytes=4096)

@@ -83,8 +83,9 @@ def test_an_error_in_a_process_is_the_callers() -> None:
             in_processes(fail_on_two, range(6), num_processes=num_processes)
 
 
-def test_a_sweep_is_the_same_in_any_number_of_processes(sweep_json: str) -> None:
-    assert json.dumps(run_sweep(grid(), num_processes=2).as_json()) == sweep_json
+def test_a_sweep_is_the_same_in_any_number_of_processes() -> None:
+    one, two = (run_sweep(grid(loads=(1.5,)), num_processes=number).as_json() for number in (1, 2))
+    assert json.dumps(one) == json.dumps(two)
 
 
 def test_a_sweep_has_every_combination_with_the_numbers_of_single_runs(sweep_json: str) -> None:

@@ -80,6 +80,19 @@ FROM_SEED: dict[str, int] = {
     "streams-stay-when-their-artifact-is-freed": 7,
 }
 # Those that a storm finds only after some seconds: not in `make test`.
+# That take several times as long to be found as others do.
+COSTLY = frozenset(
+    {
+        "a-rank-that-is-added-is-used-at-once",
+        "a-server-that-is-to-stop-waits-for-whoever-runs",
+        "a-suspect-that-passes-its-probe-never-comes-back",
+        "a-worker-that-never-gets-ready-is-waited-for",
+        "copies-to-fall-back-on-are-counted-on-before-they-are-there",
+        "memory-is-never-given-back",
+        "time-limits-never-fire",
+        "who-is-given-up-is-told-that-all-is-well",
+    }
+)
 RARE = frozenset(
     {
         "a-lane-runs-what-was-withdrawn",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.whole.mutants import FROM_SEED, MUTANTS, RARE, WEATHER
+from tests.whole.mutants import COSTLY, FROM_SEED, MUTANTS, RARE, WEATHER
 from tests.whole.storm import CHANGED, Storm, replay_command, storm
 
 NUM_EVENTS = 6_000
@@ -38,7 +38,7 @@ def test_no_change_of_an_operator_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in RARE else ()) for name in MUTANTS]
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in RARE | COSTLY else ()) for name in MUTANTS]
 )
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
