@@ -145,7 +145,7 @@ def mixture(comm: GroupFreeComm, seed: int, start: int) -> None:
     for edge in specification.edges.values():
         edge.published = edge.observed = edge.consumed = start
     counters[:3] = start
-    for step in range(16):
+    for step in range(24):
         path = plan.choice([Path.PUSH, Path.LOW_LATENCY])
         always(comm, Choice(path, CHUNK_BYTES, num_programs=plan.randint(1, 3)))
         kind = plan.choice(["barrier", "gather", "all_to_all", "send", "send", "broadcast"])
