@@ -40,8 +40,8 @@ def copy_loops(cubin: bytes) -> list[CopyLoop]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Kept in Triton's cache, as what it has compiled: the disassembler takes a second to start."""
-    cache = get_cache_manager(sha256(cubin).hexdigest())
+    """Kept in the cache of this version of Triton, which has the disassembler: that takes a second to start."""
+    cache = get_cache_manager(sha256(triton.__version__.encode() + cubin).hexdigest())
     if kept := cache.get_file("sass"):
         return Path(kept).read_text()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

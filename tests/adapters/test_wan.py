@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gfdit.adapters.testing import AdapterKit, ChildError, ForkServer, KitRequest, check_adapter
+from gfdit.adapters.testing import ChildError, ForkServer, KitRequest, check_adapter
 from tests.adapters import sabotage
 from tests.adapters.conftest import Kits
 from tests.adapters.wan_variants import fastwan, with_image_encoder
@@ -70,43 +70,30 @@ IMAGE = (
 REQUESTS = {"wan2.2-ti2v": (*TEXT, *TEXT_AND_IMAGE), "wan2.2-t2v-a14b": TWO_EXPERTS, "wan2.2-i2v": IMAGE}
 
 
-@pytest.fixture(scope="module")
-def kit_of(kits: Kits) -> Callable[[str], AdapterKit]:
-    """The kit of a family, opened once."""
-    opened: dict[str, AdapterKit] = {}
-
-    def kit(family: str) -> AdapterKit:
-        if family not in opened:
-            opened[family] = kits(family)
-        return opened[family]
-
-    return kit
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["wan2.2-i2v", "wan2.2-ti2v", "wan2.2-t2v-a14b"])
-def test_a_guided_request_of_an_odd_length(kit_of: Callable[[str], AdapterKit], family: str) -> None:
-    report = check_adapter(kit_of(family), REQUESTS[family][:1], num_scripts=1, checks=("sp1", "layouts"))
+def test_a_guided_request_of_an_odd_length(kits: Kits, family: str) -> None:
+    report = check_adapter(kits(family), REQUESTS[family][:1], num_scripts=1, checks=("sp1", "layouts"))
     assert report.passed, str(report)
 
 
-def test_an_image_is_encoded_once(kit_of: Callable[[str], AdapterKit]) -> None:
-    kit = kit_of("wan2.2-ti2v")
+def test_an_image_is_encoded_once(kits: Kits) -> None:
+    kit = kits("wan2.2-ti2v")
     (stock,) = kit.stock(TEXT_AND_IMAGE[:1])
     assert kit.run(TEXT_AND_IMAGE[0], "encode@1 sp1@3 sp1@0 decode@1").identical(stock)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", REQUESTS)
-def test_every_check_on_every_request(kit_of: Callable[[str], AdapterKit], family: str) -> None:
-    report = check_adapter(kit_of(family), REQUESTS[family])
+def test_every_check_on_every_request(kits: Kits, family: str) -> None:
+    report = check_adapter(kits(family), REQUESTS[family])
     assert report.passed, str(report)
 
 
 @pytest.mark.thorough
-def test_the_solver_of_one_request_is_not_the_default_of_the_next(kit_of: Callable[[str], AdapterKit]) -> None:
+def test_the_solver_of_one_request_is_not_the_default_of_the_next(kits: Kits) -> None:
     """As it is on the pipeline, whose scheduler the stock requests below share."""
-    kit, plain = kit_of("wan2.2-ti2v"), TEXT[1]
+    kit, plain = kits("wan2.2-ti2v"), TEXT[1]
     unsaid, euler = plain.but(sampling={}), plain.but(sampling={"extra_args": {"sample_solver": EULER}})
     expected, as_euler, after_euler = kit.stock([plain, euler, unsaid])
     assert after_euler.identical(as_euler) and not after_euler.identical(expected)
@@ -117,9 +104,9 @@ def test_the_solver_of_one_request_is_not_the_default_of_the_next(kit_of: Callab
 
 
 @pytest.mark.thorough
-def test_padding_that_is_attended_to_is_seen(kit_of: Callable[[str], AdapterKit]) -> None:
+def test_padding_that_is_attended_to_is_seen(kits: Kits) -> None:
     """Negative control: nothing masks it, so the attention layers must cut it off."""
-    kit, odd = kit_of("wan2.2-t2v-a14b"), TWO_EXPERTS[:1]
+    kit, odd = kits("wan2.2-t2v-a14b"), TWO_EXPERTS[:1]
     kit.on_ranks(sabotage.count_padding, True)
     try:
         report = check_adapter(kit, odd, checks=["layouts"], num_scripts=1)
@@ -181,7 +168,7 @@ def test_an_encoder_of_images(
 
 
 @pytest.mark.thorough
-def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) -> None:
+def test_artifacts_take_what_is_computed(kits: Kits) -> None:
     """By the computation that the figures in docs/models/artifacts.md come from."""
     for family, side, image, request in (
         ("wan2.2-ti2v", 16, None, video(128, 128, 17, seed=1, guidance_scale=4.0)),
@@ -200,7 +187,7 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
             number=FLOAT32,
         )
         computed = model.artifacts(asked)
-        for name, sizes in kit_of(family).artifact_bytes(request)["denoise"].items():
+        for name, sizes in kits(family).artifact_bytes(request)["denoise"].items():
             # Besides tensors: the generator, sampling parameters, the scheduler, and the names of it all.
             assert 0 <= sum(sizes) - computed[name] <= 20_000, (family, name, sizes, computed)
 
@@ -218,11 +205,9 @@ def test_artifacts_take_what_is_computed(kit_of: Callable[[str], AdapterKit]) ->
         ("wan2.2-i2v", IMAGE[3].but(num_frames=1), "last_image needs a num_frames of at least 2"),
     ],
 )
-def test_what_is_refused(
-    kit_of: Callable[[str], AdapterKit], family: str, request_: KitRequest, message: str
-) -> None:
+def test_what_is_refused(kits: Kits, family: str, request_: KitRequest, message: str) -> None:
     with pytest.raises(ChildError) as error:
-        kit_of(family).candidates(request_)
+        kits(family).candidates(request_)
     assert message in str(error.value) and "ValueError" in str(error.value)
 
 
@@ -238,9 +223,7 @@ def test_what_is_refused(
         ),
     ],
 )
-def test_what_the_pipeline_refuses(
-    kit_of: Callable[[str], AdapterKit], family: str, request_: KitRequest, message: str
-) -> None:
+def test_what_the_pipeline_refuses(kits: Kits, family: str, request_: KitRequest, message: str) -> None:
     with pytest.raises(ChildError) as error:
-        kit_of(family).run(request_, "sp1@0")
+        kits(family).run(request_, "sp1@0")
     assert message in str(error.value) and "TaskError" in str(error.value)
