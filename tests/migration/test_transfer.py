@@ -5,6 +5,7 @@ Over the host's transport and over kernels, which are interpreted.
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -290,3 +291,23 @@ def test_solver_history_and_generator_migrate_so_that_a_trajectory_is_bit_identi
     forgetful, *_ = start()  # negative control: the same latents and generator without the solver's history
     forgetful._step_index = fresh._step_index
     assert not torch.equal(walk(forgetful, half, generator, range(5, 12)), alone)
+
+
+class Derived:
+    """Pickled as what it was made of; it makes the rest of that again."""
+
+    def __init__(self, made_of: torch.Tensor) -> None:
+        self.made_of = made_of
+        self.square = made_of * made_of
+
+
+def test_what_an_object_can_make_again_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = {"nested": [Derived(torch.randn(64, NESTED_BYTES // 64))]}
+    assert len(CODEC.view(artifact).fields) == 2, "both are large, and nobody said how it is pickled"
+    monkeypatch.setitem(copyreg.dispatch_table, Derived, lambda value: (Derived, (value.made_of,)))
+    parts = CODEC.pack(artifact)
+    assert [field.name for field in CODEC.view(artifact).fields] == list(parts.tensors) == ["nested.0.0"]
+    assert len(parts.metadata) < NESTED_BYTES
+    (arrived,) = CODEC.unpack(parts, CPU)["nested"]
+    assert torch.equal(arrived.made_of, artifact["nested"][0].made_of)
+    assert torch.equal(arrived.square, artifact["nested"][0].square)
