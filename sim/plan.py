@@ -162,7 +162,8 @@ class Study:
 class Verdict:
     """Of one policy on so many ranks: by requirement the mean over traces, and the bound that has to hold.
 
-    ``share_met`` is how many of the traces (or resampled traces) meet all requirements.
+    ``share_met`` is how many of the traces (or resampled traces) meet all requirements. Bounds of one trace of a
+    workload are infinite: see :func:`judge`.
     """
 
     policy: str
@@ -196,7 +197,7 @@ def plan(
     answers: dict[str, int | None] = {}
     while wanted:
         asked = [(policy, wanted[policy.label]) for policy in study.policies if policy.label in wanted]
-        for verdict in judge(study, asked, num_processes=num_processes, on_done=on_done):
+        for verdict in judge(study, asked, gives_up=True, num_processes=num_processes, on_done=on_done):
             found[verdict.policy][verdict.num_ranks] = verdict
             try:
                 wanted[verdict.policy] = searches[verdict.policy].send(verdict.is_met)
@@ -241,18 +242,31 @@ def judge(
     study: Study,
     asked: Sequence[tuple[PolicyChoice, int]],
     *,
+    gives_up: bool = False,
     num_processes: int = 1,
     on_done: Callable[[], object] = lambda: None,
 ) -> list[Verdict]:
-    """Policies on numbers of ranks, each on every seed."""
+    """Policies on numbers of ranks, each on every seed.
+
+    With ``gives_up`` a trace that misses a share by so much that no others could make up for it is the only one:
+    too few ranks take longest to simulate, because ever more requests wait.
+    """
     seeds = study.seeds[:1] if study.demand.trace else study.seeds
-    cases = [(policy, ranks, seed) for policy, ranks in asked for seed in seeds]
-    samples = in_processes(partial(_samples, study), cases, num_processes=num_processes, on_done=on_done)
-    verdicts = []
-    for index, (policy, ranks) in enumerate(asked):
-        own = np.concatenate(samples[index * len(seeds) : (index + 1) * len(seeds)])
-        verdicts.append(_verdict(study, policy.label, ranks, own))
-    return verdicts
+
+    def simulated(pairs: Sequence[tuple[PolicyChoice, int]], on: Sequence[int]) -> list[list[NDArray[np.float64]]]:
+        cases = [(policy, ranks, seed) for policy, ranks in pairs for seed in on]
+        samples = in_processes(partial(_samples, study), cases, num_processes=num_processes, on_done=on_done)
+        return [samples[at : at + len(on)] for at in range(0, len(samples), len(on))]
+
+    samples = simulated(asked, seeds[:1] if gives_up else seeds)
+    if gives_up and len(seeds) > 1:
+        open_ = [index for index, (first,) in enumerate(samples) if not _misses_whatever_follows(study, first[0])]
+        for index, more in zip(open_, simulated([asked[index] for index in open_], seeds[1:]), strict=True):
+            samples[index] += more
+    return [
+        _verdict(study, policy.label, ranks, np.concatenate(own))
+        for (policy, ranks), own in zip(asked, samples, strict=True)
+    ]
 
 
 def prediction_bound(values: Sequence[float], confidence: float, *, upper: bool) -> float:
@@ -339,6 +353,19 @@ def _samples(study: Study, case: tuple[PolicyChoice, int, int]) -> NDArray[np.fl
         window = ((np.array(arrivals_s) - start_s) / width_s).astype(np.int64)
         windows.append(np.minimum(window, num_windows - 1))
     return bootstrap(values, study.requirements, windows, num_windows)
+
+
+def _misses_whatever_follows(study: Study, first: NDArray[np.float64]) -> bool:
+    """Whether, if in all other traces everything were in time, the bound of a share would still be too low."""
+    others = len(study.seeds) - 1
+    for requirement, value in zip(study.requirements, first.tolist(), strict=True):
+        if requirement.kind != "attainment" or math.isnan(value):
+            continue
+        # The bound is linear in what all the others have alike, and they had best be alike: it is concave.
+        bound = prediction_bound([value, *[1.0] * others], study.confidence, upper=False)
+        if not requirement.holds(max(value, bound)):
+            return True
+    return False
 
 
 def _verdict(study: Study, policy: str, num_ranks: int, samples: NDArray[np.float64]) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gfdit.sim.plan import (
     Study,
     bootstrap,
     fewest,
+    judge,
     plan,
     prediction_bound,
     up_to_degree,
@@ -99,6 +101,29 @@ def test_more_confidence_takes_no_fewer_ranks() -> None:
         assert low.verdicts[low.num_ranks].is_met
         if low.num_ranks > 1:
             assert not low.verdicts[low.num_ranks - 1].is_met
+
+
+def test_what_a_trace_rules_out_is_not_simulated_again() -> None:
+    asked = replace(study(), demand=replace(study().demand, per_min=10.0, duration_s=300.0))
+    numbers = [(PolicyChoice("edf"), num_ranks) for num_ranks in (1, 4)]
+    simulated: list[int] = []
+    whole = judge(asked, numbers)
+    few, enough = judge(asked, numbers, gives_up=True, on_done=lambda: simulated.append(1))
+    assert len(simulated) == 2 + 3
+    assert not whole[0].is_met and not few.is_met and few.bounds == (-math.inf,)
+    assert enough == whole[1] and enough.is_met
+
+
+@given(
+    first=st.floats(0, 1),
+    others=st.lists(st.floats(0, 1), min_size=2, max_size=9),
+    confidence=st.floats(0.5, 0.99),
+)
+def test_no_others_make_up_for_a_trace_that_rules_a_number_out(
+    first: float, others: list[float], confidence: float
+) -> None:
+    at_best = max(first, prediction_bound([first, *[1.0] * len(others)], confidence, upper=False))
+    assert prediction_bound([first, *others], confidence, upper=False) <= at_best + 1e-9
 
 
 def test_what_cannot_be_met_has_no_answer() -> None:
