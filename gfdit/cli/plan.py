@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
-from gfdit.cli.sim import num_processes, write_json
+from gfdit.cli.sim import num_processes, progress, write_json
 from gfdit.core.cost.file import CostTable
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     tried: dict[str, tuple[Answer, ...]] = {}
     for what_if, study in studies.items():
-        answers = plan(study, num_processes=num_processes(args))
+        with progress(f"plan, {what_if}", None) as step:
+            answers = plan(study, num_processes=num_processes(args), on_done=step)
         tried[what_if] = answers
         rows += [_row(what_if, answer, study, args) for answer in answers]
         if args.lose_node and what_if == "as asked":

@@ -176,8 +176,8 @@ def num_processes(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[], object]]:
-    """A bar on a terminal; nothing where nobody looks, or for a single step."""
+def progress(title: str, total: int | None) -> Iterator[Callable[[], object]]:
+    """A bar on a terminal, a count if ``total`` is unknown; nothing where nobody looks, or for a single step."""
     if total == 1:
         yield lambda: None
         return
