@@ -361,7 +361,8 @@ def _misses_whatever_follows(study: Study, first: NDArray[np.float64]) -> bool:
     for requirement, value in zip(study.requirements, first.tolist(), strict=True):
         if requirement.kind != "attainment" or math.isnan(value):
             continue
-        # The bound is linear in what all the others have alike, and they had best be alike: it is concave.
+        # Concave in what the others have, the bound is highest where they are alike, and linear there up to this
+        # value, where it is the value, and from it on: the best is that, or all in time.
         bound = prediction_bound([value, *[1.0] * others], study.confidence, upper=False)
         if not requirement.holds(max(value, bound)):
             return True
