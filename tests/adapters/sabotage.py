@@ -77,7 +77,8 @@ def scale_latents(executor: Any, step: int, factor: float) -> None:
     """The step of that index multiplies the latents it has made, from now on."""
     from functools import partial
 
-    from torch.utils._pytree import tree_map
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
 
     from gfdit.adapters.forward.run import Run
     from gfdit.adapters.forward.seam import Kind
@@ -87,7 +88,10 @@ def scale_latents(executor: Any, step: int, factor: float) -> None:
     def make(self: Any, kind: Kind, name: str, fn: Any, *rest: Any) -> Any:
         if kind is Kind.STEP and self.num_steps == step:
             made = fn
-            fn = partial(lambda _, *a, **k: tree_map(lambda x: x * factor, made(*a, **k)), made.args[0])
+            # A scheduler's step may return more than tensors.
+            fn = partial(
+                lambda _, *a, **k: tree_map_only(Tensor, lambda x: x * factor, made(*a, **k)), made.args[0]
+            )
         return honest(self, kind, name, fn, *rest)
 
     setattr(Run, "_make", make)  # noqa: B010

@@ -82,8 +82,8 @@ def test_within_the_spread_of_stock(family: str, fork_server: ForkServer, tiny_m
         wrong = check_adapter(kit, requests[-1:], checks=["spread"], num_scripts=1)
         print(f"sabotaged\n{wrong}")
         assert not wrong.passed and "stock's own degrees" in str(wrong), str(wrong)
-        # And of a batch: a tenth of each request gets into the other.
-        kit.on_ranks(sabotage.mix_neighbours, 1, 0.1)
+        # And of a batch: a third of each request gets into the other.
+        kit.on_ranks(sabotage.mix_neighbours, 1, 0.33)
         mixed = check_adapter(kit, requests[-1:], checks=["batch-spread"])
         print(f"mixed\n{mixed}")
         assert not mixed.passed and "batched" in str(mixed), str(mixed)

@@ -23,6 +23,10 @@ def max_difference(image: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(image.astype(int) - other.astype(int)).max())
 
 
+def num_tokens(request: ImageRequest) -> int:
+    return request.height // 16 * (request.width // 16)
+
+
 def test_sp1_throughout_is_bit_identical_to_stock(engine: Engine, stock: dict[ImageRequest, np.ndarray]) -> None:
     images = engine.images([request.under("sp1@0") for request in ALL])
     for request, image in zip(ALL, images, strict=True):
@@ -52,7 +56,7 @@ def test_sp1_on_changing_ranks_is_bit_identical_to_stock(
         pytest.param({"cfg_parallel_size": 2}, ("cfg2@2,0",), id="cfg2"),
     ],
 )
-def test_a_constant_degree_is_bit_identical_to_the_stock_static_engine(
+def test_a_constant_degree_makes_the_images_of_the_stock_static_engine(
     engine: Engine, model: Path, tmp_path: Path, degrees: dict[str, int], scripts: tuple[str, ...]
 ) -> None:
     requests = [GUIDED, GUIDED_ODD] if "cfg_parallel_size" in degrees else [PLAIN, ODD, GUIDED]
@@ -61,7 +65,9 @@ def test_a_constant_degree_is_bit_identical_to_the_stock_static_engine(
     for script in scripts:
         images = engine.images([request.under(script) for request in requests])
         for request, image, reference in zip(requests, images, references, strict=True):
-            assert image.tobytes() == reference.tobytes(), (script, request)
+            # Where tokens do not divide, stock computes masked padding; gfdit leaves it out, and rounds otherwise.
+            allowed = 0 if num_tokens(request) % degrees.get("ulysses_degree", 1) == 0 else 1
+            assert max_difference(image, reference) <= allowed, (script, request)
 
 
 CHANGING = "encode@3 prepare@1 sp1@1 sp2@2,0 sp4@0,1,2,3 sp4@3,1,0,2 sp1@3 sp2@1,2 decode@2"
