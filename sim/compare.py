@@ -133,8 +133,8 @@ def _told_where_it_hangs(simulator: Simulator | Fleet, policy: str) -> Iterator[
 
 
 def _narrowest_rank_s(job: Job) -> dict[str, float] | None:
-    """None where a trace does not say how long tasks take: of workflows, and of edits under masks."""
-    if job.workflows is not None or job.options.edits is not None:
+    """None where a trace does not say how long tasks take: of workflows, edits under masks, rounded steps."""
+    if job.workflows is not None or job.options.edits is not None or job.options.steps_per_task > 1:
         return None
     cost = TableCostModel(job.table)
     return narrowest_rank_s(job.trace, cost, GraphBuilder(cost, job.options.num_ranks))

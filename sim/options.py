@@ -21,8 +21,9 @@ class SimulationOptions:
     after every event, not only at the end. Without ``memory`` everything fits. Of workflows, ``component_bytes``
     of their ``components`` fit on a rank; of a component in ``component_failures`` that many loads fail at
     first. With ``edits`` steps under a mask take less; without, masks in a trace say nothing. Without ``nodes``
-    all ranks are on one; with ``hides_nodes`` policies are told so and pay for it all the same. Raises
-    ``ValueError`` for numbers out of range and ranks that do not exist.
+    all ranks are on one; with ``hides_nodes`` policies are told so and pay for it all the same. With
+    ``steps_per_task`` so many denoising steps are one task: fewer decisions and a faster simulation, see
+    :mod:`gfdit.sim.coarse`. Raises ``ValueError`` for numbers out of range and ranks that do not exist.
     """
 
     num_ranks: int
@@ -40,6 +41,7 @@ class SimulationOptions:
     edits: EditCosts | None = None
     nodes: Nodes | None = None
     hides_nodes: bool = False
+    steps_per_task: int = 1
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
@@ -50,5 +52,11 @@ class SimulationOptions:
                 raise ValueError(f"{name} must be a non-negative number, got {value}")
         if self.run_ahead not in (0, 1):
             raise ValueError(f"run_ahead must be 0 or 1, got {self.run_ahead}")
+        if self.steps_per_task < 1:
+            raise ValueError(f"steps_per_task must be at least 1, got {self.steps_per_task}")
+        if self.steps_per_task > 1:
+            for name in ("dispatch_latency_s", "jitter", "run_ahead"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is of single steps: leave it out, or steps_per_task")
         check_failures(self.failures, self.num_ranks)
         check_slow_ranks(self.slow_ranks, self.num_ranks)

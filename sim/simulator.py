@@ -23,6 +23,7 @@ from gfdit.core.cost.table import TableCostModel
 from gfdit.core.policy import batch_view
 from gfdit.core.tasks import TaskKind, artifact_kind
 from gfdit.observe.timeline import TimelineWriter
+from gfdit.sim.coarse import CoarseCostModel, Rounding
 from gfdit.sim.costs.edit_costs import Templates
 from gfdit.sim.devices import Copy, Devices, Execution
 from gfdit.sim.graphs import GraphBuilder
@@ -120,13 +121,14 @@ class Simulator:
         self._options = options
         self._timeline: TimelineWriter | None = None
         # The control plane corrects its model by what it measures; true times stay as they are.
-        self._true_cost = TableCostModel(table, nodes=options.nodes)
+        self._true_cost = _cost_model(table, options, options.nodes)
         shown = None if options.hides_nodes else options.nodes
         node_of = (lambda rank: 0) if shown is None else shown.of
         if options.nodes is not None:
             _check_exchanges(table)
         self._components = {one.name: one for one in options.components}
         self._failing = dict(options.component_failures)
+        self._rounding = Rounding(options.steps_per_task) if options.steps_per_task > 1 else None
         if workflows is None:
             graphs = GraphBuilder(self._true_cost, options.num_ranks)
             for request in (*trace, *to_come):
@@ -135,13 +137,15 @@ class Simulator:
             models = frozenset(request.model for request in (*trace, *to_come))
             ranks = [RankRecord(rank, models, node_of(rank)) for rank in range(options.num_ranks)]
         else:
+            if options.steps_per_task > 1:
+                raise ValueError("steps_per_task is for one model a request: steps of workflows are single tasks")
             self._build = workflows
             held = Residency(options.components, options.component_bytes)
             ranks = [RankRecord(rank, held.initial(rank), node_of(rank)) for rank in range(options.num_ranks)]
         self._control = ControlPlane(
             policy,
             ranks,
-            TableCostModel(table, nodes=shown),
+            _cost_model(table, options, shown),
             run_ahead=options.run_ahead,
             components=options.components,
             component_bytes=options.component_bytes,
@@ -247,6 +251,8 @@ class Simulator:
     def _arrive(self, line: TraceRequest) -> None:
         self._num_wake_ups = 0
         request = line.request(computed_percent=self._computed_percent(line))
+        if self._rounding is not None:
+            request = self._rounding.of(request)
         self._tell(ev.RequestArrived(request, self._build(request)))
 
     def _computed_percent(self, line: TraceRequest) -> int:
@@ -423,6 +429,12 @@ class Simulator:
     def _end(self, request_id: str, status: Status, detail: str = "") -> None:
         request = self._requests[request_id]
         request.status, request.end_s, request.detail = status, self._now_s, detail
+
+
+def _cost_model(table: CostTable, options: SimulationOptions, nodes: Nodes | None) -> TableCostModel:
+    if options.steps_per_task > 1:
+        return CoarseCostModel(table, options.steps_per_task, nodes=nodes)
+    return TableCostModel(table, nodes=nodes)
 
 
 def _check_exchanges(table: CostTable) -> None:

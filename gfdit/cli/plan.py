@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gfdit.cli.policy_options import add_policy_options, chosen_policies
-from gfdit.cli.sim import num_processes, progress, write_json
+from gfdit.cli.sim import add_steps_per_task, num_processes, progress, write_json
 from gfdit.core.cost.file import CostTable
 from gfdit.sim.costs.cost_tables import load_cost_table
 from gfdit.sim.options import SimulationOptions
@@ -50,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidence", type=float, default=0.9, help="that another such trace meets the target (default 0.9)"
     )
+    add_steps_per_task(parser)
     parser.add_argument("--max-ranks", type=int, metavar="N", default=256, help="to try")
     parser.add_argument("--ranks-per-node", type=int, metavar="N", default=8)
     parser.add_argument("--price-per-rank-hour", type=float, metavar="P", help="to say what the answer costs")
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     print(as_rows(rows))
     best = min((row for row in rows if row.what_if == "as asked" and row.ranks), key=_ranks, default=None)
     if best is not None:
-        print(f"fewest: {best.ranks} ranks on {_count(best.nodes, 'node')} with {best.policy}")
+        print(f"fewest: {_count(best.ranks, 'rank')} on {_count(best.nodes, 'node')} with {best.policy}")
     if args.json is not None:
         found = {name: [asdict(answer) for answer in answers] for name, answers in tried.items()}
         write_json(args.json, {"version": 1, "rows": [asdict(row) for row in rows], "tried": _finite(found)})
@@ -170,7 +171,7 @@ def _studies(args: argparse.Namespace) -> dict[str, Study]:
         demand,
         chosen_policies(args),
         _asked(args),
-        SimulationOptions(1),
+        SimulationOptions(1, steps_per_task=args.steps_per_task),
         seeds=tuple(range(args.first_seed, args.first_seed + args.seeds)),
         confidence=args.confidence,
         grace_s=args.grace_s,

@@ -95,6 +95,8 @@ def check_bounded(options: SimulationOptions) -> None:
         raise ValueError("there is no upper bound with ranks that are faster than the cost table says")
     if options.edits is not None:
         raise ValueError("there is no upper bound with edits: their steps are faster than the cost table says")
+    if options.steps_per_task > 1:
+        raise ValueError("there is no upper bound with several steps a task: some requests lose steps by rounding")
 
 
 def _add_request(programme: Programme, overlaps_s: Mapping[int, float], parts: Sequence[Part]) -> None:
