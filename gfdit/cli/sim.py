@@ -145,7 +145,7 @@ def add_steps_per_task(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=1,
-        help="decide after every N steps only: faster in proportion, a little less exact (default 1)",
+        help="decide after every N steps only: faster in proportion, less exact (default: 1)",
     )
 
 
