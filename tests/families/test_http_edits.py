@@ -215,7 +215,7 @@ def test_videos_in_chunks(tmp_path: Path) -> None:
         assert post(server, "/v1/videos/sync", files=fields).content == made.content
         bad = {**fields, "extra_params": (None, json.dumps({"history_sizes": [16]}))}
         refused = post(server, "/v1/videos/sync", files=bad)
-        assert refused.status_code == 400 and "history_sizes must be a list of 3" in refused.text
+        assert refused.status_code == 400 and "history_sizes must be [16, 2, 1]" in refused.text
 
         def steps() -> set[int]:
             spans = read_timeline(tmp_path / "timeline.json")

@@ -106,7 +106,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "OvisImagePipeline": _IDS,
     "QwenImageEditPipeline": replace(_QWEN_INPAINTS, templates_per_pass=2),
-    "QwenImageEditPlusPipeline": _QWEN,
+    # Its preprocessing lets a request without an image pass.
+    "QwenImageEditPlusPipeline": replace(_QWEN, look=sized(_QWEN_SIZES, true_cfg(4.0), needs_image=True)),
     "QwenImagePipeline": _QWEN_INPAINTS,
     "StableDiffusion3Pipeline": Family(
         sequence_plan=SequencePlan({"pos_embed": {0: Split(1, 3, output=True)}}, gather="proj_out"),

@@ -62,6 +62,11 @@ class Sizes(NamedTuple):
         return max(self.multiple, side // self.multiple * self.multiple)
 
 
+def given_of(request: Any) -> dict[str, Any]:
+    """What the client gives beside a text, by kind."""
+    return {} if isinstance(request.prompt, str) else request.prompt.get("multi_modal_data") or {}
+
+
 def asked_shape(request: Any, default: Shape) -> Shape:
     sampling = request.sampling_params
     height, width = sampling.height or default.height, sampling.width or default.width
@@ -77,10 +82,15 @@ def sized(
     sizes: Sizes | Callable[[Any], Sizes],
     guided: Callable[[Any], bool],
     max_text_tokens: int | Callable[[Any], int] | None = None,
+    *,
+    needs_image: bool = False,
 ) -> Look:
     """A family whose sizes, and tokens of a text at most, follow from the configuration if they are not fixed."""
 
     def look(od_config: Any, request: Any, default: Shape) -> Known:
+        image = given_of(request).get("image")
+        if needs_image and (image is None or (isinstance(image, list) and not image)):
+            raise ValueError("image is missing: this model makes an image of one or more")
         limit = max_text_tokens(od_config) if callable(max_text_tokens) else max_text_tokens
         length = request.sampling_params.max_sequence_length
         if limit is not None and length is not None and not 1 <= length <= limit:
@@ -126,8 +136,7 @@ def wan(default_guidance_scale: float) -> Look:
         from vllm_omni.diffusion.models.wan2_2 import pipeline_wan2_2 as stock
         from vllm_omni.diffusion.utils.hf_utils import get_diffusion_model_index
 
-        sampling, prompt = request.sampling_params, request.prompt
-        given = {} if isinstance(prompt, str) else prompt.get("multi_modal_data") or {}
+        sampling, given = request.sampling_params, given_of(request)
         index = get_diffusion_model_index(str(od_config.model), revision=od_config.revision) or {}
         takes_image = od_config.model_class_name == "WanImageToVideoPipeline" or index.get("expand_timesteps")
         if given.get("image") is not None and not takes_image:
