@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 SIZE = (128, 96)  # width, height
+FLOAT32_BYTES = 4
 FORM = {
     "prompt": "make it blue",
     "negative_prompt": " ",
@@ -225,26 +226,16 @@ def test_videos_in_chunks(tmp_path: Path) -> None:
 
 
 def test_profile(tmp_path: Path) -> None:
-    """Both encode tasks count as one kind; their artifact has a size of its own."""
+    """What is carried between tasks has the picture in it: 1024 x 1024 pixels, whatever its size was."""
     from gfdit.core.cost.table import CostTable
 
-    model = tmp_path / "qwen-image-edit"
+    model, picture, out = tmp_path / "qwen-image-edit", tmp_path / "input.png", tmp_path / "c.json"
     assert main(["tiny-model", "qwen-image-edit", str(model)]) == 0
-    (tmp_path / "input.png").write_bytes(png())
-    argv = ["profile", str(model), "--ranks", "2", "--out", str(tmp_path / "c.json"), "--shape", "64x64"]
-    argv += [
-        "--input-image",
-        str(tmp_path / "input.png"),
-        "--cfg",
-        "off",
-        "--spread",
-        "0.9",
-        "--min-reps",
-        "2",
-        "--max-reps",
-        "4",
-    ]
+    picture.write_bytes(png())
+    argv = ["profile", str(model), "--ranks", "2", "--out", str(out), "--shape", "64x64", "--cfg", "off"]
+    argv += ["--input-image", str(picture), "--spread", "0.9", "--min-reps", "2", "--max-reps", "4"]
     assert main([*argv, "--", "--dtype", "float32", "--enforce-eager"]) == 0
-    table = CostTable.load(tmp_path / "c.json")
-    assert {str(entry.task) for entry in table.entries} == {"encode", "prepare", "denoise", "decode"}
-    assert {size.artifact for size in table.artifacts} == {"conditioning", "image", "latents"}
+    table = CostTable.load(out)
+    assert {str(entry.task) for entry in table.entries} == {"encode", "denoise", "decode"}
+    sizes = {size.artifact: size.num_bytes for size in table.artifacts}
+    assert sizes.keys() == {"conditioning", "latents"} and sizes["conditioning"] > 3 * 1024 * 1024 * FLOAT32_BYTES
