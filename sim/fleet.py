@@ -51,12 +51,13 @@ class FleetOptions:
 class _Server:
     """One of the fleet: its simulation, what it said last, and how many requests the router has open there."""
 
-    def __init__(self, simulator: Simulator, num_ranks: int) -> None:
+    def __init__(self, simulator: Simulator, options: SimulationOptions) -> None:
         self.simulator = simulator
         self.known = Replica()
         self.weight = 0
-        self._meter = Meter(simulator.control, num_ranks, ())
-        self._restarts = [0] * num_ranks
+        self._meter = Meter(simulator.control, options.num_ranks, ())
+        self._restarts = [0] * options.num_ranks
+        self._steps_per_task = options.steps_per_task
 
     @property
     def num_open(self) -> int:
@@ -75,7 +76,9 @@ class _Server:
             alive=len(snapshot.requests),
             due=tuple(sorted(due.items())),
             num_unknown=sum([row.left_rank_s is None for row in snapshot.requests]),
-            services=tuple([Service(one.size, one.num_steps, one.seconds) for one in snapshot.services]),
+            services=tuple(
+                [Service(one.size, one.num_steps * self._steps_per_task, one.seconds) for one in snapshot.services]
+            ),
         )
 
 
@@ -99,7 +102,7 @@ class Fleet:
         of_servers = [*others, *[options] * (fleet.num_replicas - len(others))]
         self._num_ranks = sum([one.num_ranks for one in of_servers])
         self._servers = [
-            _Server(Simulator(make_policy(), table, (), one, to_come=trace), one.num_ranks) for one in of_servers
+            _Server(Simulator(make_policy(), table, (), one, to_come=trace), one) for one in of_servers
         ]
         self._turns = itertools.count()
         self._told_s = -math.inf

@@ -13,15 +13,17 @@ from pytest import approx
 
 from gfdit.cli.main import main
 from gfdit.core import ExecutionLayout, ParallelSpec, TaskKind, TaskView
+from gfdit.core.routing import ask_for
 from gfdit.core.tasks import Shape
 from gfdit.policies.fcfs import Fcfs
 from gfdit.policies.triage import Triage
 from gfdit.sim.bounds.fluid import check_bounded
 from gfdit.sim.coarse import CoarseCostModel, Rounding
 from gfdit.sim.compare import Job, PolicyChoice, simulate
+from gfdit.sim.fleet import Fleet, FleetOptions
 from gfdit.sim.rank_faults import RankFailure
 from gfdit.sim.simulator import SimulationOptions, Simulator
-from gfdit.sim.trace import write_trace
+from gfdit.sim.trace import TraceRequest, write_trace
 from tests.sim.runs import ends, run
 from tests.sim.tables import AROUND_S, STEP_S, line, table
 
@@ -86,6 +88,22 @@ def test_the_result_says_nothing_of_widening() -> None:
         for steps in (1, 5)
     )
     assert fine["rank_widening_ratio"] == 0.0 and coarse["rank_widening_ratio"] is None
+
+
+def test_a_router_is_told_of_steps() -> None:
+    """It scales what is known to take so many steps, and of a request knows those that the client asks for."""
+    asked = []
+
+    class Watched(Fleet):
+        def _deadline_aware(self, request: TraceRequest) -> int:
+            loads = [server.known.load for server in self._servers]
+            asked.append(ask_for(loads, "512x512", request.num_steps, None).rank_s)
+            return super()._deadline_aware(request)
+
+    trace = [line("a", 0.0, num_steps=12), line("b", 0.5, num_steps=12), line("c", 3.0, num_steps=12)]
+    options = SimulationOptions(1, steps_per_task=3)
+    Watched(lambda: Fcfs(1), table(), trace, options, FleetOptions(2, "deadline-aware")).run()
+    assert asked[-1] == approx(AROUND_S + 12 * STEP_S[1])
 
 
 @pytest.mark.parametrize(
