@@ -18,6 +18,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image, ImageOps
 
+from gfdit.adapters.forward.known import given_of, images_of
 from gfdit.adapters.options import EditOptions
 
 #: Of a request that does not say: diffusers' own.
@@ -48,13 +49,10 @@ def edit_of(request: Any) -> Edit | None:
 
     Raises ``ValueError`` naming the field for what cannot be painted.
     """
-    fields = {} if isinstance(request.prompt, str) else request.prompt
-    given = fields.get("multi_modal_data") or {}
-    mask, options = given.get("mask_image"), edit_options_of(request)
+    mask, options = given_of(request).get("mask_image"), edit_options_of(request)
     if mask is None and options.mode != "record":
         return None
-    images = given.get("image")
-    images = images if isinstance(images, list) else [] if images is None else [images]
+    images = images_of(request)
     if len(images) != 1:
         raise ValueError(f"mask_image goes with one image, got {len(images)}")
     for name, image in (("image", images[0]), ("mask_image", mask)):

@@ -67,6 +67,12 @@ def given_of(request: Any) -> dict[str, Any]:
     return {} if isinstance(request.prompt, str) else request.prompt.get("multi_modal_data") or {}
 
 
+def images_of(request: Any) -> list[Any]:
+    """The input images of a request, however many it may have."""
+    image = given_of(request).get("image")
+    return image if isinstance(image, list) else [] if image is None else [image]
+
+
 def asked_shape(request: Any, default: Shape) -> Shape:
     sampling = request.sampling_params
     height, width = sampling.height or default.height, sampling.width or default.width
@@ -88,8 +94,7 @@ def sized(
     """A family whose sizes, and tokens of a text at most, follow from the configuration if they are not fixed."""
 
     def look(od_config: Any, request: Any, default: Shape) -> Known:
-        image = given_of(request).get("image")
-        if needs_image and (image is None or (isinstance(image, list) and not image)):
+        if needs_image and not images_of(request):
             raise ValueError("image is missing: this model makes an image of one or more")
         limit = max_text_tokens(od_config) if callable(max_text_tokens) else max_text_tokens
         length = request.sampling_params.max_sequence_length

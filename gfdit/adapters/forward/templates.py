@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gfdit.adapters.forward.inpainting import edit_options_of
+from gfdit.adapters.forward.known import images_of
 from gfdit.adapters.masked_tokens import FromTemplate, Layer, Recording
 from gfdit.core.cost.load_plan import leading_full_blocks, steady_step_s
 from gfdit.templates.budget import Precision
@@ -39,13 +40,11 @@ def template_of(request: Any, od_config: Any) -> TemplateKey:
     """Of all that keys and values of a template depend on; of vLLM-Omni's request and configuration."""
     fields, sampling = dict(request.prompt), request.sampling_params
     options = edit_options_of(request)
-    image = fields["multi_modal_data"]["image"]
-    images = image if isinstance(image, list) else [image]
     prompt = fields.get("prompt") if options.template_prompt is None else options.template_prompt
     lora = sampling.lora_request
     extra = {name: value for name, value in (sampling.extra_args or {}).items() if name != "gfdit"}
     return TemplateKey.of(
-        image=[(one.size, one.convert("RGB").tobytes()) for one in images],
+        image=[(one.size, one.convert("RGB").tobytes()) for one in images_of(request)],
         model=[str(od_config.model), str(od_config.revision), str(od_config.dtype)],
         size=(sampling.width, sampling.height),
         sigmas=(sampling.num_inference_steps, sampling.sigmas),

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from gfdit.adapters.forward.known import given_of, has_negative
+
 
 class Keep(StrEnum):
     """How much of a forward's past is kept for going on elsewhere.
@@ -86,20 +88,17 @@ Verdicts = dict[Signature, Verdict]
 
 def has_mask(request: Any) -> bool:
     """Whether the client says which part of an image to paint."""
-    fields = {} if isinstance(request.prompt, str) else request.prompt
-    return (fields.get("multi_modal_data") or {}).get("mask_image") is not None
+    return given_of(request).get("mask_image") is not None
 
 
 def signature_of(request: Any) -> Signature:
     """Of vLLM-Omni's ``OmniDiffusionRequest``."""
-    prompt, sampling = request.prompt, request.sampling_params
-    fields = {} if isinstance(prompt, str) else prompt
-    given = fields.get("multi_modal_data") or {}
-    if any(fields.get(name) is not None for name in ("negative_prompt", "negative_prompt_embeds")):
+    sampling = request.sampling_params
+    if has_negative(request):
         guidance = "negative"
     else:
         # vLLM-Omni fills in what the client has not said, and remembers that.
         said = sampling.guidance_scale if sampling.guidance_scale_provided else None
         scales = [scale for scale in (said, sampling.true_cfg_scale) if scale is not None]
         guidance = "default" if not scales else "scale" if max(scales) > 1 else "off"
-    return Signature(any(value is not None for value in given.values()), guidance)
+    return Signature(any(value is not None for value in given_of(request).values()), guidance)
